@@ -1,0 +1,45 @@
+"""fedkeel: federated optimizers for clients that differ and come and go."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Looked up on first use, so that `import fedkeel` and `fedkeel --help` do not wait for torch.
+_PUBLIC = {
+    "Algorithm": "fedkeel.core.algorithm:Algorithm",
+    "Dataset": "fedkeel.data.federation:Dataset",
+    "Federation": "fedkeel.data.federation:Federation",
+    "RoundError": "fedkeel.engine.loop:RoundError",
+    "Run": "fedkeel.engine.run:Run",
+    "algorithm": "fedkeel.core.algorithm:make",
+    "algorithms": "fedkeel.core.algorithm:algorithms",
+    "load": "fedkeel.data.sources:load",
+    "resume": "fedkeel.config:resume",
+    "train": "fedkeel.engine.loop:train",
+}
+__all__ = sorted(_PUBLIC)
+
+if TYPE_CHECKING:
+    from fedkeel.config import resume
+    from fedkeel.core.algorithm import Algorithm, algorithms
+    from fedkeel.core.algorithm import make as algorithm
+    from fedkeel.data.federation import Dataset, Federation
+    from fedkeel.data.sources import load
+    from fedkeel.engine.loop import RoundError, train
+    from fedkeel.engine.run import Run
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fedkeel' has no attribute {name!r}")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_PUBLIC]

@@ -1,0 +1,238 @@
+"""What a federated method is: a frozen dataclass of hyper-parameters with `init`, `client` and `server`.
+
+State lives in NamedTuples of tensors ("records") that each method declares on top of its file: the server record, the
+record every client keeps between its rounds (None if it keeps nothing), and the upload. What travels is read off these
+records, so a method never states its own cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import pkgutil
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from fedkeel.core.steps import Steps
+
+Record = Any  # a NamedTuple of tensors
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The facts of a run that a method's theory may ask for."""
+
+    N: int  # clients
+    S: int  # participants of a round
+    K: float  # local steps of a client, the mean where they differ
+    T: int  # rounds
+
+
+class Algorithm:
+    """Base of all methods. `init`, `client` and `server` are required; the hooks below them are optional."""
+
+    # Filled in by the decorator `algorithm`.
+    name: ClassVar[str]
+    facts: ClassVar[Facts]
+
+    def init(self, x: Tensor) -> tuple[Record, Record | None]:
+        """x [d] -> the first server record, and the record of a client that was never seen before."""
+        raise NotImplementedError
+
+    def client(self, down: Any, mem: Any, steps: Steps) -> tuple[Record, Record | None]:
+        """The local work of one client, written on [..., d] -> (upload, new client record)."""
+        raise NotImplementedError
+
+    def server(self, s: Any, up: Any, r: Any) -> Record:
+        """Server record, uploads stacked to [S, ...] and the facts of the round -> new server record."""
+        raise NotImplementedError
+
+    def plan(self, p: Plan) -> Self:
+        """Fill in the fields that depend on the run; called once, before anything else."""
+        return self
+
+    def warms_up(self) -> bool:
+        """Does this method visit all clients once, before round 0? Then `warmup` and `begin` say what happens there."""
+        return False
+
+    def warmup(self, down: Any, mem: Any, steps: Steps) -> tuple[Record, Record | None]:
+        """As `client`, with batches of their own."""
+        raise NotImplementedError
+
+    def begin(self, s: Any, up: Any, r: Any) -> Record:
+        """As `server`, but called for a part of the clients at a time, so it may only add up `r.share`."""
+        raise NotImplementedError
+
+    def draw(self, rng: np.random.Generator, ids: Sequence[int]) -> dict[str, np.ndarray]:
+        """Per-client random roles of a round, name -> [S]; clients see them as `steps.drawn`, the server as `r.drawn`."""
+        return {}
+
+    def at(self, t: int, lr_decay: float = 1.0) -> Self:
+        """The method as it is in round t: the local learning rate has decayed, nothing else changes."""
+        if lr_decay == 1.0 or t <= 0:
+            return self
+        return dataclasses.replace(self, lr=self.lr * lr_decay**t)  # type: ignore[type-var, attr-defined]
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            _check(self.name, field, getattr(self, field.name))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the registry knows of a method beside its code; shown by `fedkeel algorithms`."""
+
+    paper: str  # source, with the number of the listing
+    sends: tuple[str, ...]  # server fields that every participant receives
+    exact: bool  # is x* a fixed point with K > 1 on unlike clients (exact gradients)?
+    family: str  # SGD, server-adaptive, client-adaptive, tracking, momentum, memory
+    local: str  # the client's step, in words
+    correction: str  # what is added against drift
+    step: str  # the server's step
+    gradients: int  # gradients per local step
+    tracked: tuple[str, ...]  # upload fields sent only by clients whose drawn role `tracks` is 1
+    uniform: bool  # only defined for uniform weights
+    owns: tuple[str, ...]  # server fields too large to copy, which `server` overwrites in place
+
+
+_registry: dict[str, type[Algorithm]] = {}
+
+A = TypeVar("A", bound=type[Algorithm])
+
+
+def algorithm(
+    name: str,
+    *,
+    paper: str,
+    sends: str,
+    exact: bool,
+    family: str,
+    local: str = "SGD",
+    correction: str = "none",
+    step: str = "average",
+    gradients: int = 1,
+    tracked: str = "",
+    uniform: bool = False,
+    owns: str = "",
+) -> Callable[[A], A]:
+    """Class decorator that registers a method under `name`; the words are columns of `fedkeel algorithms`."""
+
+    def register(cls: A) -> A:
+        cls.name = name
+        words = [tuple(z.split()) for z in (sends, tracked, owns)]
+        cls.facts = Facts(paper, words[0], exact, family, local, correction, step, gradients, words[1], uniform, words[2])
+        _registry[name] = cls
+        return cls
+
+    return register
+
+
+def algorithms() -> list[str]:
+    """The names of all registered methods, in alphabetical order."""
+    _import_all()
+    return sorted(_registry)
+
+
+def lookup(name: str) -> type[Algorithm]:
+    """The class registered under `name`."""
+    _import_all()
+    if name not in _registry:
+        raise ValueError(f"algorithm: unknown name {name!r}{nearest(name, _registry)}")
+    return _registry[name]
+
+
+def make(name: str, **hyperparameters: Any) -> Algorithm:
+    """The method `name` with its defaults, changed by the keywords."""
+    cls = lookup(name)
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in hyperparameters:
+        if key not in known:
+            raise ValueError(f"{name}: unknown hyper-parameter {key!r}{nearest(key, known)}")
+    return cls(**hyperparameters)
+
+
+def nearest(word: str, known: Any) -> str:
+    """The end of an error message: the names that look like `word`, or all of them if there are few."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    if close:
+        return f"; did you mean {', '.join(close)}?"
+    return f"; known: {', '.join(sorted(known))}"
+
+
+def _import_all() -> None:
+    package = importlib.import_module("fedkeel.algorithms")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"fedkeel.algorithms.{module.name}")
+
+
+# Hyper-parameters -----------------------------------------------------------------------------------------------------
+
+
+def hp(
+    default: Any,
+    doc: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
+    grid: Sequence[float] = (),
+) -> Any:
+    """A hyper-parameter: default, meaning, the allowed range (open: above/below, closed: least/most) and papers' grid."""
+    limits = {"above": above, "least": least, "below": below, "most": most}
+    metadata = {"doc": doc, "choices": tuple(choices), "grid": tuple(grid)} | limits
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def allowed(field: dataclasses.Field[Any]) -> str:
+    """The range of a hyper-parameter in words, as errors and help print it."""
+    m = field.metadata
+    if m.get("choices"):
+        return " or ".join(map(repr, m["choices"]))
+    signs = {"above": ">", "least": ">=", "below": "<", "most": "<="}
+    parts = [f"{sign} {m[key]:g}" for key, sign in signs.items() if m.get(key) is not None]
+    return " and ".join(parts) or ("true or false" if isinstance(field.default, bool) else "any number")
+
+
+def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:
+    m = field.metadata
+    if value is None and field.default is None:
+        return
+    if m.get("choices"):
+        good = value in m["choices"]
+    elif isinstance(field.default, bool):
+        good = isinstance(value, bool)
+    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
+        good = False
+    else:
+        good = (
+            (m.get("above") is None or value > m["above"])
+            and (m.get("least") is None or value >= m["least"])
+            and (m.get("below") is None or value < m["below"])
+            and (m.get("most") is None or value <= m["most"])
+        )
+    if not good:
+        raise ValueError(f"{name}: {field.name} = {value!r} is not allowed; it must be {allowed(field)}")
+
+
+# Records and what they cost -------------------------------------------------------------------------------------------
+
+
+def down_record(algo: Algorithm, server: Record) -> Record:
+    """The part of the server record that is sent to the clients."""
+    kind = namedtuple("Down", algo.facts.sends)  # type: ignore[misc]
+    return kind(*(getattr(server, name) for name in algo.facts.sends))
+
+
+def floats(record: Record, without: Sequence[str] = ()) -> int:
+    """How many numbers a record holds: the cost of sending it."""
+    if record is None:
+        return 0
+    return sum(z.numel() for name, z in zip(record._fields, record, strict=True) if name not in without)

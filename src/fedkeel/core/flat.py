@@ -1,0 +1,83 @@
+"""An nn.Module seen as one flat vector of its trainable parameters, [d], and one of its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Layers:
+    """Where each parameter tensor lies in the flat vector: for methods that treat layers one by one (LAMB)."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def norms(self, z: Tensor) -> Tensor:
+        """z [..., d] -> the norm of every layer, [..., L], in float64."""
+        parts = z.split(self.sizes, dim=-1)
+        return torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts], dim=-1).double()
+
+    def scale(self, z: Tensor, factors: Tensor) -> Tensor:
+        """Multiplies every layer of z [..., d] in place by its factor, [..., L]."""
+        for part, factor in zip(z.split(self.sizes, dim=-1), factors.to(z.dtype).unbind(-1), strict=True):
+            part.mul_(factor.unsqueeze(-1))
+        return z
+
+
+class FlatModel:
+    """A module whose parameters are views of whatever flat vector it was last bound to.
+
+    Binding copies nothing: an update of the bound vector in place is an update of the module. The order is that of
+    `module.parameters()`, frozen parameters left out.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError("model: it has no trainable parameter")
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        self.shapes = [p.shape for p in self.parameters]
+        self.layers = Layers([p.numel() for p in self.parameters])
+        self.d = sum(self.layers.sizes)
+        self.dtype = self.parameters[0].dtype
+        self.device = self.parameters[0].device
+        self._buffers = [b for b in module.buffers() if b.numel()]
+        self.bound: Tensor | None = None
+
+    def views(self, w: Tensor) -> list[Tensor]:
+        """The parameter tensors inside w [d]."""
+        parts = w.split(self.layers.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def vector(self) -> Tensor:
+        """A copy of the parameters, [d]."""
+        return torch.cat([p.detach().reshape(-1) for p in self.parameters])
+
+    def bind(self, w: Tensor) -> None:
+        """Makes w [d] the parameters of the module."""
+        if w is not self.bound:
+            for p, view in zip(self.parameters, self.views(w), strict=True):
+                p.data = view
+            self.bound = w
+
+    @property
+    def has_buffers(self) -> bool:
+        return bool(self._buffers)
+
+    def read_buffers(self) -> Tensor:
+        """A copy of all buffers (normalisation statistics), [b], in float64 so that counts survive."""
+        if not self._buffers:
+            return torch.zeros(0, dtype=torch.float64)
+        return torch.cat([b.detach().reshape(-1).double() for b in self._buffers])
+
+    def write_buffers(self, values: Tensor) -> None:
+        """Sets all buffers from values [b]; whole-number buffers are rounded."""
+        for b, part in zip(self._buffers, values.split([b.numel() for b in self._buffers]), strict=True):
+            b.copy_((part if b.is_floating_point() else part.round()).view(b.shape))

@@ -1,0 +1,50 @@
+"""The facts of one round that a server step may use, and the two weighted sums that all methods are built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+BLOCK = 16_384  # columns reduced at a time: their float64 copies stay in the cache
+
+
+@dataclass(frozen=True)
+class Round:
+    t: int  # round, from 0
+    N: int  # registered clients
+    ids: Tensor  # [S] clients whose uploads arrived, in increasing order
+    K: Tensor  # [S] float64, local steps of each
+    p: Tensor  # [S] float64, weights in the round, sum 1
+    weight: Tensor  # [S] float64, weights among all N clients: 1/N each, or n_i / sum of all n
+    drawn: SimpleNamespace  # [S] float64 each: what the method's `draw` gave out
+
+    @property
+    def S(self) -> int:
+        return len(self.ids)
+
+    @property
+    def K_mean(self) -> float:
+        """The weighted mean of the local steps, for server formulas that need one number (rule R3)."""
+        return float(self.p @ self.K)
+
+    def avg(self, z: Tensor) -> Tensor:
+        """The weighted mean over the round, z [S, ...] -> [...]."""
+        return weighted_sum(self.p, z)
+
+    def share(self, z: Tensor) -> Tensor:
+        """The round's part of the mean over all N clients, z [S, ...] -> [...]: what control variates need."""
+        return weighted_sum(self.weight, z)
+
+
+def weighted_sum(weights: Tensor, z: Tensor) -> Tensor:
+    """sum_i weights[i] z[i], summed in float64 in the order of the rows, z [S, ...] -> [...] of z's dtype."""
+    rows = z.reshape(len(z), -1)
+    out = torch.empty(rows.shape[1], dtype=z.dtype, device=z.device)
+    weights = weights.to(z.device)
+    for start in range(0, rows.shape[1], BLOCK):
+        part = slice(start, start + BLOCK)
+        out[part] = weights @ rows[:, part].double()
+    return out.view(z.shape[1:])

@@ -1,0 +1,85 @@
+"""Pieces that several methods share: moments kept in place, unit vectors, a step along several directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.core.flat import Layers
+from fedkeel.core.steps import Steps
+
+R = TypeVar("R")
+
+
+@dataclass
+class Adam:
+    """First and second moment of the gradients of a round, updated in place; all [..., d]."""
+
+    m: Tensor
+    v: Tensor
+    v_hat: Tensor  # running maximum of v (AMSGrad)
+    beta1: float
+    beta2: float
+
+    @classmethod
+    def start(cls, w: Tensor, v: Tensor, beta1: float, beta2: float, m: Tensor | None = None) -> Adam:
+        """m = 0 (or the given one) and v = v_hat = the given v, as copies shaped like w."""
+        first = torch.zeros_like(w) if m is None else m.expand_as(w).clone()
+        return cls(first, v.expand_as(w).clone(), v.expand_as(w).clone(), beta1, beta2)
+
+    def see(self, g: Tensor) -> None:
+        """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  v_hat <- max(v_hat, v)."""
+        self.m.lerp_(g, 1 - self.beta1)
+        self.v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        torch.maximum(self.v_hat, self.v, out=self.v_hat)
+
+    def direction(self, g: Tensor, eps: float = 0.0) -> Tensor:
+        """Takes in g and returns m / (sqrt(v_hat) + eps), in the memory of g."""
+        self.see(g)
+        torch.sqrt(self.v_hat, out=g)
+        if eps:
+            g.add_(eps)
+        return torch.div(self.m, g, out=g)
+
+
+def descend(w: Tensor, lr: float, *terms: tuple[float, Tensor]) -> None:
+    """w -= lr * (a_1 z_1 + a_2 z_2 + ...), in place and without temporaries."""
+    for a, z in terms:
+        w.sub_(z, alpha=lr * a)
+
+
+def unit(u: Tensor) -> Tensor:
+    """u / ||u|| over the last dimension, in place; 0 stays 0 (rule R10)."""
+    norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+    return u.div_(torch.where(norm > 0, norm, 1.0))
+
+
+def layer_unit(u: Tensor, x: Tensor, layers: Layers) -> Tensor:
+    """LAMB's normalised direction: every layer of u gets the norm of that layer of x, or 1 where that is 0 (R10)."""
+    size = layers.norms(u)
+    trust = layers.norms(x)
+    trust = torch.where(trust > 0, trust, 1.0)
+    return layers.scale(u, torch.where(size > 0, trust / torch.where(size > 0, size, 1.0), 0.0))
+
+
+def mean_gradient(x: Tensor, steps: Steps, record: Callable[[Tensor], R]) -> tuple[R, R]:
+    """The mean mini-batch gradient of a round at x that does not move: a client's first control variate."""
+    c = torch.zeros_like(steps.copy(x))
+    for grad in steps:
+        c.add_(grad(x), alpha=1 / steps.K)
+    return record(c), record(c)
+
+
+def pick(rng: np.random.Generator, S: int, wanted: float | None) -> np.ndarray:
+    """A random part of S clients as 0/1, [S]: a count, a fraction (float), or all of them (None)."""
+    if wanted is None:
+        return np.ones(S)
+    count = max(1, round(wanted * S)) if isinstance(wanted, float) else wanted
+    chosen = np.zeros(S)
+    chosen[rng.permutation(S)[: min(count, S)]] = 1
+    return chosen

@@ -1,0 +1,228 @@
+"""The local steps of a round: each is a gradient oracle bound to one mini-batch.
+
+`Steps` is what an algorithm sees. `OneClient` serves a client at a time on [d]; `ManyClients` serves a group of clients
+at once on [S, d], with the gradient vmapped and the rest of the method running on the stacked tensors as it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedkeel.core.flat import FlatModel, Layers
+
+Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
+
+
+@dataclass
+class Objective:
+    """What is minimised, the same for all clients."""
+
+    model: FlatModel
+    loss: Loss
+    weight_decay: float = 0.0
+    clip: float | None = None
+    chunk: int = 1024  # samples per forward pass of a full gradient
+
+
+class Steps(ABC):
+    """The K local steps of a client (or of a group with the same K): `for grad in steps: ... grad(w)`."""
+
+    K: int
+    t: int  # the round; -1 in the warm-up
+    layers: Layers
+    drawn: SimpleNamespace  # the roles that the algorithm's `draw` gave to this client, each [..., 1]
+    objective: Objective
+
+    def __len__(self) -> int:
+        return self.K
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Grad]: ...
+
+    @abstractmethod
+    def copy(self, x: Tensor) -> Tensor:
+        """x [d] or [..., d] -> a copy [..., d] that the algorithm may change in place."""
+
+    @abstractmethod
+    def full_grad(self, w: Tensor) -> Tensor:
+        """The gradient over all local data at w, weight decay included, [..., d]."""
+
+    def clip(self, u: Tensor) -> Tensor:
+        """u scaled in place to at most the run's `clip` norm; u itself where the run has none (rule R6)."""
+        if self.objective.clip is not None:
+            norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+            u.mul_((self.objective.clip / norm.clamp_min(1e-30)).clamp_max(1.0))
+        return u
+
+
+class Grad(ABC):
+    """The oracle of one mini-batch. What it returns is the algorithm's to change, and valid until the next step."""
+
+    @abstractmethod
+    def __call__(self, w: Tensor) -> Tensor:
+        """The gradient at w, weight decay included, [..., d]."""
+
+    @abstractmethod
+    def loss(self, w: Tensor) -> Tensor:
+        """The loss at w on the same mini-batch, weight decay included, [..., 1]."""
+
+
+# One client at a time -------------------------------------------------------------------------------------------------
+
+
+class Workspace:
+    """Gradient buffers that all clients of one process share: the first, second, ... gradient of a step."""
+
+    def __init__(self, model: FlatModel) -> None:
+        self.model = model
+        self.buffers: list[tuple[Tensor, list[Tensor]]] = []
+
+    def buffer(self, call: int) -> tuple[Tensor, list[Tensor]]:
+        while call >= len(self.buffers):
+            flat = torch.empty(self.model.d, dtype=self.model.dtype, device=self.model.device)
+            self.buffers.append((flat, self.model.views(flat)))
+        return self.buffers[call]
+
+
+@dataclass
+class OneClient(Steps):
+    """The steps of one client, on [d], with the module's own forward and backward."""
+
+    objective: Objective
+    t: int
+    batches: Sequence[tuple[Any, Tensor]]  # (x, y) of every step
+    everything: Callable[[], tuple[Any, Tensor]]  # all local data, fetched only if asked for
+    workspace: Workspace
+    drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
+    losses: list[Tensor] = field(default_factory=list)  # the first loss of every step, for the history
+
+    def __post_init__(self) -> None:
+        self.K = len(self.batches)
+        self.layers = self.objective.model.layers
+
+    def __iter__(self) -> Iterator[Grad]:
+        for x, y in self.batches:
+            yield OneGrad(self, x, y)
+
+    def copy(self, x: Tensor) -> Tensor:
+        return x.clone()
+
+    def full_grad(self, w: Tensor) -> Tensor:
+        x, y = self.everything()
+        total = torch.zeros_like(w)
+        pieces = list(zip(x.split(self.objective.chunk), y.split(self.objective.chunk), strict=True))
+        for part in pieces:
+            _, grads = self._backward(w, *part)
+            torch._foreach_add_(self.objective.model.views(total), grads, alpha=len(part[1]) / len(y))
+        return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
+
+    def _backward(self, w: Tensor, x: Any, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        model = self.objective.model
+        model.bind(w)
+        with torch.enable_grad():
+            loss = self.objective.loss(model.module(x), y)
+            return loss.detach(), torch.autograd.grad(loss, model.parameters, materialize_grads=True)
+
+
+class OneGrad(Grad):
+    def __init__(self, steps: OneClient, x: Any, y: Tensor) -> None:
+        self.steps, self.x, self.y, self.calls = steps, x, y, 0
+
+    def __call__(self, w: Tensor) -> Tensor:
+        loss, grads = self.steps._backward(w, self.x, self.y)
+        flat, views = self.steps.workspace.buffer(self.calls)
+        torch._foreach_copy_(views, grads)
+        if self.calls == 0:
+            self.steps.losses.append(loss)
+        self.calls += 1
+        decay = self.steps.objective.weight_decay
+        return flat.add_(w, alpha=decay) if decay else flat
+
+    def loss(self, w: Tensor) -> Tensor:
+        objective = self.steps.objective
+        objective.model.bind(w)
+        loss = objective.loss(objective.model.module(self.x), self.y)
+        return (loss + 0.5 * objective.weight_decay * w.square().sum()).reshape(1)
+
+
+# Many clients at once -------------------------------------------------------------------------------------------------
+
+
+class ManyOracle:
+    """The vmapped loss and gradient of a model over stacked parameters [S, d], batches [S, B, ...] and masks [S, B]."""
+
+    def __init__(self, objective: Objective, compiled: bool = False) -> None:
+        self.objective = objective
+        gradient = vmap(grad_and_value(self._loss))
+        self.gradient = torch.compile(gradient, dynamic=False) if compiled else gradient
+        self.value = vmap(self._loss)
+
+    def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        model, loss = self.objective.model, self.objective.loss
+        views = dict(zip(model.names, model.views(w), strict=True))
+        output = functional_call(model.module, views, (x,))
+        # Samples one by one, so that the padding of short batches can be left out of the mean.
+        each = vmap(lambda o, target: loss(o.unsqueeze(0), target.unsqueeze(0)))(output, y)
+        return (each * weight).sum()
+
+
+@dataclass
+class ManyClients(Steps):
+    """The steps of a group of clients that all do K of them, on [S, d]."""
+
+    objective: Objective
+    t: int
+    oracle: ManyOracle
+    S: int
+    batches: Sequence[tuple[Tensor, Tensor, Tensor]]  # (x [S, B, ...], y [S, B, ...], weight [S, B]) of every step
+    everything: Callable[[], Sequence[tuple[Tensor, Tensor, Tensor]]]  # all local data in such pieces
+    drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
+    losses: list[Tensor] = field(default_factory=list)  # [S] each
+
+    def __post_init__(self) -> None:
+        self.K = len(self.batches)
+        self.layers = self.objective.model.layers
+
+    def __iter__(self) -> Iterator[Grad]:
+        for x, y, weight in self.batches:
+            yield ManyGrad(self, x, y, weight)
+
+    def stacked(self, w: Tensor) -> Tensor:
+        return w if w.dim() == 2 else w.expand(self.S, -1)
+
+    def copy(self, x: Tensor) -> Tensor:
+        return self.stacked(x).clone()
+
+    def full_grad(self, w: Tensor) -> Tensor:
+        w = self.stacked(w)
+        total = w * self.objective.weight_decay
+        for x, y, weight in self.everything():
+            total += self.oracle.gradient(w, x, y, weight)[0]
+        return total
+
+
+class ManyGrad(Grad):
+    def __init__(self, steps: ManyClients, x: Tensor, y: Tensor, weight: Tensor) -> None:
+        self.steps, self.data, self.fresh = steps, (x, y, weight), True
+
+    def __call__(self, w: Tensor) -> Tensor:
+        w = self.steps.stacked(w)
+        gradient, losses = self.steps.oracle.gradient(w, *self.data)
+        if self.fresh:
+            self.steps.losses.append(losses)
+        self.fresh = False
+        decay = self.steps.objective.weight_decay
+        return gradient.add_(w, alpha=decay) if decay else gradient
+
+    def loss(self, w: Tensor) -> Tensor:
+        w = self.steps.stacked(w)
+        value = self.steps.oracle.value(w, *self.data)
+        return (value + 0.5 * self.steps.objective.weight_decay * w.square().sum(-1)).unsqueeze(-1)

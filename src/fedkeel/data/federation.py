@@ -1,0 +1,148 @@
+"""Clients and their data: one pair of arrays for all, and the rows that belong to each client."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.data.partition import partition
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The samples of one client."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass
+class Federation:
+    """N clients. Client i owns the rows order[offsets[i]:offsets[i + 1]] of x and y (those numbers themselves without
+    an order), so a million clients cost two integers each and no copy of the data."""
+
+    x: Tensor  # [n, ...]
+    y: Tensor  # [n, ...]
+    offsets: np.ndarray  # [N + 1]
+    order: np.ndarray | None = None  # [n]
+    test: tuple[Tensor, Tensor] | None = None
+    origin: dict[str, Any] = field(default_factory=dict)  # how it was made, if it has a name
+
+    def __post_init__(self) -> None:
+        empty = np.flatnonzero(np.diff(self.offsets) == 0)
+        if len(self) == 0:
+            raise ValueError("clients: there are none; give at least one (x, y) pair")
+        if len(empty):
+            raise ValueError(
+                f"clients: client {empty[0]} has no samples ({len(empty)} such clients); every client needs one"
+            )
+
+    @classmethod
+    def from_arrays(
+        cls, clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None = None, **origin: Any
+    ) -> Federation:
+        """A federation from one (x, y) pair of numpy arrays or tensors per client, and an optional test pair."""
+        pairs = []
+        for i, pair in enumerate(clients):
+            x, y = _pair(pair, f"clients[{i}]")
+            if pairs and x.shape[1:] != pairs[0][0].shape[1:]:
+                raise ValueError(
+                    f"clients[{i}]: samples have shape {list(x.shape[1:])}, those of client 0 {list(pairs[0][0].shape[1:])}"
+                )
+            pairs.append((x, y))
+        sizes = [len(y) for _, y in pairs]
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        if not pairs or 0 in sizes:
+            return cls(torch.zeros(0), torch.zeros(0), offsets)  # whose checks name the empty client
+        x = torch.cat([x for x, _ in pairs])
+        y = torch.cat([y for _, y in pairs])
+        return cls(x, y, offsets, None, None if test is None else _pair(test, "test"), dict(origin))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> ClientData:
+        if not 0 <= client < len(self):
+            raise IndexError(f"client {client} does not exist: there are {len(self)}")
+        return ClientData(*self.take(client, None))
+
+    def size(self, client: int) -> int:
+        return int(self.offsets[client + 1] - self.offsets[client])
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Samples of every client, [N]."""
+        return np.diff(self.offsets)
+
+    def rows(self, client: int, numbers: np.ndarray) -> np.ndarray:
+        """Sample numbers of a client -> rows of x and y."""
+        places = self.offsets[client] + numbers
+        return places if self.order is None else self.order[places]
+
+    def take(self, client: int, numbers: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        """The given samples of a client, or all of them."""
+        if numbers is None:
+            if self.order is None:
+                part = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+                return self.x[part], self.y[part]
+            numbers = np.arange(self.size(client))
+        return self.take_rows(self.rows(client, numbers))
+
+    def take_rows(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(rows)
+        return self.x.index_select(0, index), self.y.index_select(0, index)
+
+    def fingerprint(self) -> str:
+        """A hash that changes with the data or the split: all labels, the split, and a sample of the inputs."""
+        digest = hashlib.blake2b(digest_size=16)
+        stride = max(1, len(self.x) // 4096)
+        parts = [self.offsets, self.order, self.y, self.x[::stride], *(self.test or ())]
+        for part in parts:
+            if part is not None:
+                array = np.ascontiguousarray(part)
+                digest.update(f"{array.dtype}{array.shape}".encode())
+                digest.update(array.tobytes()[: 1 << 26])
+        return digest.hexdigest()
+
+
+@dataclass
+class Dataset:
+    """Training and test samples that are not yet split among clients."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    test: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def classes(self) -> int:
+        return int(self.y.max()) + 1
+
+    def split(self, kind: str = "iid", *, clients: int, seed: int = 0, **options: Any) -> Federation:
+        """Deals the samples out to clients: `iid`, `dirichlet_per_class`, `dirichlet_per_client` or `shards`.
+
+        >>> load("digits").split("dirichlet_per_class", clients=100, concentration=0.1, seed=0)
+        """
+        parts = partition(kind, self.y.numpy(), clients, seed, **options)
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        origin = {"data": self.name, "split": kind, "clients": clients, "split_seed": seed, **options}
+        return Federation(self.x, self.y, offsets, np.concatenate(parts), self.test, origin)
+
+
+def _pair(pair: Any, where: str) -> tuple[Tensor, Tensor]:
+    try:
+        x, y = (torch.as_tensor(z) for z in pair)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: expected a pair (x, y) of arrays: {error}") from error
+    if len(x) != len(y):
+        raise ValueError(f"{where}: {len(x)} inputs but {len(y)} targets")
+    return x, y

@@ -1,0 +1,76 @@
+"""The state of a run on disk: one safetensors file, replaced atomically, beside the file of client memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+FORMAT = "fedkeel-checkpoint-1"
+NAME = "checkpoint.safetensors"
+
+
+class StorageError(RuntimeError):
+    """The run's directory cannot be written; what was there before is intact."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The whole content under its name, or the file as it was."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise StorageError(f"out: cannot write {path}: {error.strerror or error}") from error
+
+
+def guarded(path: Path, action: Callable[[], Any]) -> Any:
+    """Runs a file operation, with its failure in our words."""
+    try:
+        return action()
+    except OSError as error:
+        raise StorageError(f"out: cannot write {path}: {error.strerror or error}") from error
+
+
+def save_checkpoint(path: Path, t: int, server: Any, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """t: the next round; tensors: buffers and store index; facts: config, history and the like, as JSON."""
+    named = {f"server.{name}": z.detach().cpu().contiguous() for name, z in zip(server._fields, server, strict=True)}
+    # safetensors refuses tensors that share memory, and a first record may hold the same zeros twice
+    named = {name: z.clone() for name, z in (named | tensors).items()}
+    metadata = {"format": FORMAT, "round": str(t), "facts": json.dumps(facts)}
+    write_atomically(path, save(named, metadata))
+
+
+def load_checkpoint(path: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
+    """(next round, tensors, facts) of a checkpoint file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"checkpoint: {path} was not written by this version of fedkeel")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"checkpoint: {path} is damaged or not a checkpoint ({' '.join(str(error).split())})") from error
+    return int(metadata["round"]), tensors, json.loads(metadata["facts"])
+
+
+def server_from(tensors: dict[str, Tensor], template: Any, device: torch.device) -> Any:
+    """The server record in a checkpoint, shaped like the template."""
+    values = []
+    for name, z in zip(template._fields, template, strict=True):
+        saved = tensors.get(f"server.{name}")
+        if saved is None or saved.shape != z.shape or saved.dtype != z.dtype:
+            raise ValueError(f"checkpoint: its server record does not fit this run (field {name})")
+        values.append(saved.to(device))
+    return type(template)(*values)

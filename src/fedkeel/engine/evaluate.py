@@ -1,0 +1,72 @@
+"""The loss that is trained by default, and what a model is worth on test data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedkeel.core.flat import FlatModel
+from fedkeel.core.steps import Loss
+
+CHUNK = 2048
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy over the last dimension of the output; sequences count position by position."""
+    if output.dim() > 2:
+        output, target = output.flatten(0, -2), target.flatten()
+    return functional.cross_entropy(output, target)
+
+
+def evaluate(model: FlatModel, x: Tensor, buffers: Tensor, loss: Loss, data: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    """Mean loss, and accuracy where targets are classes, of the parameters x on the data."""
+    inputs, targets = data
+    model.bind(x)
+    if model.has_buffers:
+        model.write_buffers(buffers)
+    model.module.eval()
+    total, right, count = 0.0, 0, 0
+    for a, b in zip(inputs.split(CHUNK), targets.split(CHUNK), strict=True):
+        a = a.to(model.device, model.dtype if a.is_floating_point() else a.dtype)
+        b = b.to(model.device, model.dtype if b.is_floating_point() else b.dtype)
+        output = model.module(a)
+        total += float(loss(output, b)) * len(b)
+        if classes(output, b):
+            right += int((output.argmax(-1) == b).sum())
+            count += b.numel()
+    model.module.train()
+    return {"test_accuracy": right / count if count else None, "test_loss": total / len(targets)}
+
+
+def classes(output: Any, target: Tensor) -> bool:
+    """Are these scores of classes, and their numbers?"""
+    return isinstance(output, Tensor) and not target.is_floating_point() and output.shape[:-1] == target.shape
+
+
+def check_fit(model: FlatModel, data: tuple[Tensor, Tensor], labels: Tensor, own_loss: bool) -> None:
+    """Does the model take the data, and does it have an output for every label?"""
+    x, y = (z[:2].to(model.device) for z in data)
+    x = x.to(model.dtype) if x.is_floating_point() else x
+    model.module.eval()  # one sample may be too few for a normalisation layer that trains
+    try:
+        with torch.no_grad():
+            output = model.module(x)
+    except Exception as error:
+        raise ValueError(f"model: it does not take samples of shape {list(x.shape[1:])}: {error}") from error
+    finally:
+        model.module.train()
+    if own_loss:
+        return
+    if labels.is_floating_point():
+        raise ValueError("loss: the targets are not class numbers; pass loss=, for example torch.nn.functional.mse_loss")
+    low, high = int(labels.min()), int(labels.max())
+    if not isinstance(output, Tensor) or output.dim() < 2 or low < 0 or high >= output.shape[-1]:
+        width = output.shape[-1] if isinstance(output, Tensor) and output.dim() > 1 else "no"
+        raise ValueError(f"labels: they go from {low} to {high}, but the model has {width} outputs (labels start at 0)")
+    if y.shape != output.shape[:-1]:
+        raise ValueError(
+            f"labels: their shape {list(y.shape[1:])} per sample does not fit the output {list(output.shape[1:])}"
+        )

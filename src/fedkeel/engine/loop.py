@@ -1,0 +1,411 @@
+"""The round loop: sample, run clients, aggregate, evaluate, checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeel.core.algorithm import Algorithm, Plan, down_record, floats, make
+from fedkeel.core.flat import FlatModel
+from fedkeel.core.round import Round
+from fedkeel.core.steps import Objective
+from fedkeel.data.federation import Federation
+from fedkeel.engine import auto, seeding
+from fedkeel.engine.checkpoint import guarded, load_checkpoint, save_checkpoint, server_from
+from fedkeel.engine.evaluate import check_fit, cross_entropy, evaluate
+from fedkeel.engine.memory import keep_freed_memory
+from fedkeel.engine.processes import Processes
+from fedkeel.engine.run import Clients, Run, RunDirectory
+from fedkeel.engine.sequential import Sequential, describe
+from fedkeel.engine.settings import Settings, check_engine
+from fedkeel.engine.store import Store
+from fedkeel.engine.vectorized import Vectorized
+from fedkeel.engine.work import Jobs, Uploads, Work
+
+CHECKPOINT_SHARE = 0.03  # of the time may go into checkpoints
+
+
+class RoundError(RuntimeError):
+    """A round that could not be completed."""
+
+    def __init__(self, algorithm: str, round: int, client: int | None, stage: str, why: str) -> None:
+        self.algorithm, self.round, self.client, self.stage = algorithm, round, client, stage
+        where = f", client {client}" if client is not None else ""
+        super().__init__(f"{algorithm}, round {round}{where}, {stage}: {why}")
+
+
+class Trainer:
+    """One run. `train` makes it, calls `fit` and returns its result."""
+
+    def __init__(
+        self,
+        model: FlatModel,
+        fed: Federation,
+        algo: Algorithm,
+        settings: Settings,
+        objective: Objective,
+        engine: str,
+        out: Path | None,
+        resume: bool,
+        store: str,
+        workers: int | None,
+        timeout: float | None,
+        config: dict[str, Any],
+    ) -> None:
+        self.model, self.fed, self.settings, self.timeout, self.config = model, fed, settings, timeout, config
+        self.N, self.S = len(fed), settings.largest_cohort(len(fed))
+        steps = settings.steps_of(fed.sizes)
+        self.algo = algo.plan(Plan(N=self.N, S=self.S, K=float(steps.mean()), T=settings.rounds))
+        self.work = Work(self.algo, fed, objective, settings.seed, settings.batch_size, settings.lr_decay)
+        self.workers = min(workers or auto.cores(), self.S)
+        self.objective, self.buffers = objective, model.read_buffers()
+        self.history: list[dict[str, Any]] = []
+        self.t = 0
+        self.warm = not self.algo.warms_up()
+        self.server, initial = self.algo.init(model.vector())
+        self.directory = None if out is None else RunDirectory(out, resume)
+        path = None if self.directory is None else self.directory.store
+        if path is None and store == "disk":
+            path = _temporary_file()
+        guarded(path or Path("."), lambda: setattr(self, "store", Store(initial, self.N, self.S, path)))
+        self.store: Store
+        self.engine, self.why = engine, ""
+        if self.directory is not None and self.directory.checkpoint.exists():
+            self._restore(self.directory.checkpoint)
+        self._saved, self._cost = time.monotonic(), 0.0
+
+    # The loop -----------------------------------------------------------------------------------------------------
+
+    def fit(self, report: Callable[[dict[str, Any]], None]) -> Run:
+        if self.directory is not None:
+            self.directory.begin(self.config, self.history)
+        for row in self.history:
+            report(row)
+        with self._one_thread(), contextlib.ExitStack() as stack:
+            if self.t < self.settings.rounds:
+                runner = self._runner()
+                stack.callback(runner.close)
+                self._checkpoint(due=self.t == 0)
+                if not self.warm:
+                    self._warm_up(runner)
+                while self.t < self.settings.rounds:
+                    report(self._round(runner))
+            return self._result()
+
+    def _round(self, runner: Any) -> dict[str, Any]:
+        start, t = time.perf_counter(), self.t
+        jobs = self._jobs(t, self.settings.participants(t, self.N))
+        uploads, kept = self._answers(runner, jobs)
+        r = self._facts(jobs, kept)
+        up = uploads.up if len(kept) == len(jobs.ids) else type(uploads.up)(*(z[kept] for z in uploads.up))
+        try:
+            self.server = self.algo.at(t, self.settings.lr_decay).server(self.server, up, r)
+        except Exception as error:
+            raise RoundError(self.algo.name, t, None, "server", describe(error)) from error
+        if self.model.has_buffers:
+            self.buffers = r.avg(uploads.buffers[kept])
+        self._commit(jobs, uploads, kept)
+        row = {
+            "round": t,
+            "train_loss": float(r.p @ uploads.losses[kept]),
+            "up": self._cost_up(up, r),
+            "down": floats(jobs.down),
+            "clients": len(kept),
+            "dropped": len(jobs.ids) - len(kept),
+            "faults": {str(jobs.ids[position]): why for position, why in sorted(uploads.faults.items())},
+        }
+        row |= self._evaluation(t)
+        row["seconds"] = time.perf_counter() - start
+        self.t = t + 1
+        self.history.append(row)
+        if self.directory is not None:
+            self.directory.add(row)
+        self._checkpoint(due=self.t == self.settings.rounds)
+        return row
+
+    def _jobs(self, t: int, ids: list[int]) -> Jobs:
+        drawn = self.algo.draw(seeding.generator(self.settings.seed, seeding.ROLES, t), ids)
+        K = self.settings.steps_of(self.fed.sizes[ids]).tolist()
+        return Jobs(t, ids, K, drawn, down_record(self.algo, self.server), self.buffers)
+
+    def _answers(self, runner: Any, jobs: Jobs) -> tuple[Uploads, list[int]]:
+        """The uploads and the positions of those that count; too few of them stop the run."""
+        uploads = runner.run(jobs)
+        kept = [position for position in range(len(jobs.ids)) if position not in uploads.faults]
+        least = min(self.settings.min_clients, len(jobs.ids))
+        if len(kept) < least:
+            for slot in uploads.slots.values():
+                self.store.discard(slot)
+            self._checkpoint(due=True)
+            position, why = min(uploads.faults.items())
+            told = f"{len(kept)} of {len(jobs.ids)} clients answered, min_clients is {least}; {why}"
+            raise RoundError(self.algo.name, jobs.t, jobs.ids[position], "client", told)
+        return uploads, kept
+
+    def _facts(self, jobs: Jobs, kept: list[int]) -> Round:
+        ids = np.array(jobs.ids)[kept]
+        samples = torch.from_numpy(self.fed.sizes[ids]).double()
+        uniform = self.settings.weights == "uniform"
+        return Round(
+            t=jobs.t,
+            N=self.N,
+            ids=torch.from_numpy(ids),
+            K=torch.tensor(jobs.K, dtype=torch.float64)[kept],
+            p=torch.full((len(ids),), 1 / len(ids), dtype=torch.float64) if uniform else samples / samples.sum(),
+            weight=torch.full_like(samples, 1 / self.N) if uniform else samples / float(self.fed.offsets[-1]),
+            drawn=SimpleNamespace(**{name: torch.from_numpy(z).double()[kept] for name, z in jobs.drawn.items()}),
+        )
+
+    def _commit(self, jobs: Jobs, uploads: Uploads, kept: Sequence[int]) -> None:
+        good = set(kept)
+        for position, slot in uploads.slots.items():
+            if position in good:
+                self.store.commit(jobs.ids[position], slot)
+            else:
+                self.store.discard(slot)
+
+    def _warm_up(self, runner: Any) -> None:
+        """All clients once, a cohort's worth at a time; a client that fails keeps its initial record."""
+        for start in range(0, self.N, self.S):
+            jobs = self._jobs(-1, list(range(start, min(start + self.S, self.N))))
+            uploads, kept = self._answers(runner, jobs)
+            up = type(uploads.up)(*(z[kept] for z in uploads.up))
+            self.server = self.algo.begin(self.server, up, self._facts(jobs, kept))
+            self._commit(jobs, uploads, kept)
+        self.warm = True
+
+    def _cost_up(self, up: Any, r: Round) -> float:
+        """Mean floats that a participant sent; tracked fields count for those who track."""
+        tracked = self.algo.facts.tracked
+        always = floats(type(up)(*(z[0] for z in up)), without=tracked)
+        extra = sum(getattr(up, name)[0].numel() for name in tracked)
+        return always + extra * float(r.drawn.tracks.mean()) if tracked else float(always)
+
+    def _evaluation(self, t: int) -> dict[str, Any]:
+        every, last = self.settings.evaluate_every, t == self.settings.rounds - 1
+        if self.fed.test is None or not (last or (every and (t + 1) % every == 0)):
+            return {"test_accuracy": None, "test_loss": None}
+        return evaluate(self.model, self.server.x, self.buffers, self.objective.loss, self.fed.test)
+
+    # Who runs the clients -----------------------------------------------------------------------------------------
+
+    def _runner(self) -> Any:
+        if self.engine == "auto":
+            jobs = self._jobs(0, self.settings.participants(0, self.N))
+            self.engine, self.why = auto.choose(self.work, self.store, jobs, self.settings.rounds - self.t)
+        if self.engine == "processes":
+            down = down_record(self.algo, self.server)
+            return Processes(self.work, self.store, down, self.S, self.workers, self.timeout)
+        if self.engine == "sequential":
+            return Sequential(self.work, self.store)
+        return Vectorized(self.work, self.store, compiled=self.engine == "compiled")
+
+    @contextlib.contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        """One thread, so that every engine adds in the same order; the caller's random state is left as it was."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                yield
+        finally:
+            torch.set_num_threads(threads)
+
+    # State on disk ------------------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        """What must not change between a checkpoint and its continuation."""
+        settings = dataclasses.asdict(self.settings)
+        for free in ("rounds", "evaluate_every", "min_clients"):
+            del settings[free]
+        if isinstance(settings["cohort"], Sequence):
+            settings["cohort"] = hashlib.sha256(
+                repr([list(ids) for ids in settings["cohort"]][: self.t]).encode()
+            ).hexdigest()
+        shapes = [[name, list(shape)] for name, shape in zip(self.model.names, self.model.shapes, strict=True)]
+        algo = {"name": self.algo.name, **dataclasses.asdict(self.algo)}  # type: ignore[call-overload]
+        return {"settings": settings, "algorithm": algo, "model": shapes, "data": self.fed.fingerprint()}
+
+    def _checkpoint(self, due: bool) -> None:
+        """Writes a checkpoint if it is due, or if the last one is so long ago that another costs little."""
+        if self.directory is None or not self.warm:
+            return
+        now = time.monotonic()
+        if not due and now - self._saved < self._cost / CHECKPOINT_SHARE:
+            return
+        facts = {"identity": self._identity(), "history": self.history, "engine": self.engine, "why": self.why}
+        tensors = {"buffers": self.buffers, **self.store.index()}
+        save_checkpoint(self.directory.checkpoint, self.t, self.server, tensors, facts)
+        self.store.pin()
+        self._saved = time.monotonic()
+        self._cost = self._saved - now
+
+    def _restore(self, path: Path) -> None:
+        self.t, tensors, facts = load_checkpoint(path)
+        self.history = facts["history"]
+        for part, ours in self._identity().items():
+            theirs = facts["identity"].get(part)
+            if theirs != ours:
+                raise ValueError(f"resume: {_difference(part, theirs, ours)}")
+        if self.t > self.settings.rounds:
+            raise ValueError(f"resume: the checkpoint is at round {self.t}, beyond rounds = {self.settings.rounds}")
+        self.server = server_from(tensors, self.server, self.model.device)
+        self.buffers = tensors["buffers"]
+        self.store.restore(tensors)
+        self.warm = True
+        if self.engine == "auto":
+            self.engine, self.why = facts["engine"], facts["why"]
+
+    def _result(self) -> Run:
+        module = copy.deepcopy(self.model.module)
+        flat = FlatModel(module)
+        flat.bind(self.server.x.clone())
+        if flat.has_buffers:
+            flat.write_buffers(self.buffers)
+        for p, frozen in zip(module.parameters(), self.model.module.parameters(), strict=True):
+            p.requires_grad_(frozen.requires_grad)
+        out = None if self.directory is None else self.directory.path
+        clients = Clients(self.store, self.N)
+        run = Run(self.server.x.clone(), module, self.server, clients, self.history, self.algo, self.engine, self.why, out)
+        if self.directory is not None:
+            self.directory.end(run)
+        return run
+
+
+def _difference(part: str, theirs: Any, ours: Any) -> str:
+    if part in ("settings", "algorithm") and isinstance(theirs, dict):
+        for key in ours:
+            if theirs.get(key) != ours[key]:
+                return f"{key} is {ours[key]!r} now, but {theirs.get(key)!r} in the checkpoint"
+    return f"the {part} differ from those of the checkpoint"
+
+
+def _temporary_file() -> Path:
+    import tempfile
+    import weakref
+
+    folder = tempfile.TemporaryDirectory(prefix="fedkeel-")
+    path = Path(folder.name) / "clients.bin"
+    weakref.finalize(path, folder.cleanup)
+    return path
+
+
+def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None) -> FlatModel:
+    """The user's module (never changed: a copy is trained) or what their function makes, seeded, on device and dtype."""
+    if isinstance(model, nn.Module):
+        module = copy.deepcopy(model)
+    elif callable(model):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = model()
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"model: the function returned a {type(module).__name__}, not a torch.nn.Module")
+    else:
+        raise ValueError(f"model: expected a torch.nn.Module or a function that makes one, not {type(model).__name__}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        module = module.to(device=device, dtype=dtype)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device = {device!r} cannot be used here: {describe(error)}") from error
+    return FlatModel(module.train())
+
+
+def train(
+    model: nn.Module | Callable[[], nn.Module],
+    fed: Federation,
+    algorithm: str | Algorithm,
+    *,
+    rounds: int,
+    cohort: int | float | Sequence[Sequence[int]] = 10,
+    local_steps: int | None = None,
+    local_epochs: int = 1,
+    batch_size: int | None = 50,
+    loss: Callable[[Any, Tensor], Tensor] | None = None,
+    weight_decay: float = 0.0,
+    lr_decay: float = 1.0,
+    clip: float | None = None,
+    weights: str = "uniform",
+    seed: int = 0,
+    engine: str = "auto",
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    out: str | Path | None = None,
+    progress: bool | Callable[[dict[str, Any]], None] = True,
+    evaluate_every: int = 1,
+    resume: bool = False,
+    min_clients: int = 1,
+    workers: int | None = None,
+    timeout: float | None = None,
+    store: str = "auto",
+    config: dict[str, Any] | None = None,
+) -> Run:
+    """Trains `model` over the clients of `fed` and returns the result.
+
+    cohort: participants of a round: a count, a fraction (float), or the client ids of every round.
+    local_steps: mini-batch steps of a client; None: `local_epochs` passes over its data.
+    batch_size: None takes all local data in every step.
+    loss: loss(output, target) -> mean over the batch; cross-entropy by default.
+    lr_decay: the local learning rate of round t is lr * lr_decay ** t.  clip: norm limit of a corrected direction.
+    weights: "uniform", or "samples" to weigh clients by their number of samples.
+    engine: auto, sequential, vectorized, compiled or processes; see docs/engines.md.
+    out: a directory for config, metrics, checkpoint and model.  resume: go on from the checkpoint there, if any.
+    progress: a bar on the screen, or a function that is called with every row of the history.
+    min_clients: a round with fewer good answers stops the run.  timeout: seconds per client, for worker processes.
+    store: where client memory lives: "auto" is in memory, or in `out` if there is one; "disk" is a temporary file.
+
+    >>> fed = load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
+    >>> run = train(lambda: mlp(64, 10), fed, "fedlada", rounds=100, cohort=10)
+    """
+    keep_freed_memory()
+    if not isinstance(fed, Federation):
+        raise ValueError(f"fed: expected a Federation (see Federation.from_arrays), not {type(fed).__name__}")
+    settings = Settings(
+        rounds=rounds,
+        cohort=cohort,
+        local_steps=local_steps,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        weight_decay=weight_decay,
+        lr_decay=lr_decay,
+        clip=clip,
+        weights=weights,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        min_clients=min_clients,
+    )
+    settings.check_clients(len(fed))
+    check_engine(engine)
+    algo = make(algorithm) if isinstance(algorithm, str) else algorithm
+    if not isinstance(algo, Algorithm):
+        raise ValueError(f"algorithm: expected a name or fedkeel.algorithm(...), not {type(algo).__name__}")
+    if algo.facts.uniform and weights != "uniform":
+        raise ValueError(f"weights = {weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
+    flat = make_flat(model, seed, device, dtype)
+    check_fit(flat, (fed.x, fed.y), fed.y, own_loss=loss is not None)
+    objective = Objective(flat, loss or cross_entropy, weight_decay, clip)
+    if config is None:
+        config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
+        config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
+    trainer = Trainer(
+        flat, fed, algo, settings, objective, engine, Path(out) if out else None, resume, store, workers, timeout, config
+    )
+    if callable(progress):
+        return trainer.fit(progress)
+    if not progress:
+        return trainer.fit(lambda row: None)
+    from fedkeel.progress import RoundBar
+
+    with RoundBar(algo.name, rounds) as bar:
+        return trainer.fit(bar)

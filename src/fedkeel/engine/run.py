@@ -1,0 +1,109 @@
+"""What a run leaves: its result in memory, and its directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedkeel.core.algorithm import Algorithm
+from fedkeel.engine.checkpoint import NAME, StorageError, guarded, write_atomically
+from fedkeel.engine.store import Store
+
+
+class Clients(Mapping[int, Any]):
+    """The records that clients keep; None for one that was never seen or keeps nothing."""
+
+    def __init__(self, store: Store, N: int) -> None:
+        self.store, self.N = store, N
+
+    def __getitem__(self, client: int) -> Any:
+        if not 0 <= client < self.N:
+            raise KeyError(client)
+        return self.store.read(client) if client in self.store else None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.N))
+
+    def __len__(self) -> int:
+        return self.N
+
+
+@dataclass
+class Run:
+    params: Tensor  # [d] final global model, in the order of model.parameters()
+    model: nn.Module  # the module with these weights
+    server: Any  # the server record
+    clients: Clients
+    history: list[dict[str, Any]]  # one row per round
+    algorithm: Algorithm  # with the fields that depended on the run filled in
+    engine: str  # who ran the clients
+    why: str  # and why, if the engine was chosen automatically
+    out: Path | None
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the whole run."""
+        scores = [row["test_accuracy"] for row in self.history if row.get("test_accuracy") is not None]
+        return {
+            "algorithm": self.algorithm.name,
+            "rounds": len(self.history),
+            "final_accuracy": scores[-1] if scores else None,
+            "best_accuracy": max(scores, default=None),
+            "final_train_loss": self.history[-1]["train_loss"],
+            "up": sum(row["up"] for row in self.history),
+            "down": sum(row["down"] for row in self.history),
+            "seconds": sum(row["seconds"] for row in self.history),
+            "dropped": sum(row["dropped"] for row in self.history),
+            "engine": self.engine,
+            "engine_reason": self.why,
+        }
+
+
+class RunDirectory:
+    """config.toml, metrics.jsonl, checkpoint, client memory, model and summary.json of one run."""
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path = path
+        self.checkpoint = path / NAME
+        self.store = path / "clients.bin"
+        guarded(path, lambda: path.mkdir(parents=True, exist_ok=True))
+        if not os.access(path, os.W_OK):
+            raise StorageError(f"out: cannot write {path}: Permission denied")
+        if self.checkpoint.exists() and not resume:
+            raise ValueError(f"out: {path} already holds a run; pass resume=True to go on with it, or another directory")
+        if not self.checkpoint.exists():
+            self.store.unlink(missing_ok=True)
+
+    def begin(self, config: dict[str, Any], history: list[dict[str, Any]]) -> None:
+        write_atomically(self.path / "config.toml", tomli_w.dumps(_plain(config)).encode())
+        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history).encode())
+        self.metrics = guarded(self.path, lambda: open(self.path / "metrics.jsonl", "a"))  # noqa: SIM115
+
+    def add(self, row: dict[str, Any]) -> None:
+        def write() -> None:
+            self.metrics.write(json.dumps(row) + "\n")
+            self.metrics.flush()
+
+        guarded(self.path / "metrics.jsonl", write)
+
+    def end(self, run: Run) -> None:
+        self.metrics.close()
+        weights = {name: z.detach().cpu().clone() for name, z in run.model.state_dict().items()}
+        write_atomically(self.path / "model.safetensors", save(weights))
+        write_atomically(self.path / "summary.json", json.dumps(run.summary(), indent=2).encode())
+
+
+def _plain(value: Any) -> Any:
+    """A config as TOML takes it: without None, tuples as lists."""
+    if isinstance(value, Mapping):
+        return {key: _plain(z) for key, z in value.items() if z is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(z) for z in value]
+    return value

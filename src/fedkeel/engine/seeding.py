@@ -1,0 +1,37 @@
+"""All randomness of a run, as functions of (seed, round, client): nothing depends on who runs a client, or when."""
+
+from __future__ import annotations
+
+import numpy as np
+
+SAMPLING, BATCHES, ROLES, MODEL = range(4)
+
+
+def generator(seed: int, stream: int, t: int, client: int = 0) -> np.random.Generator:
+    """The generator of one purpose in round t (-1 is the warm-up) for one client."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, stream, t + 1, client))))
+
+
+def sample(seed: int, t: int, N: int, S: int) -> list[int]:
+    """The S participants of round t, without replacement, in increasing order."""
+    if S == N:
+        return list(range(N))
+    return sorted(generator(seed, SAMPLING, t).choice(N, size=S, replace=False, shuffle=False).tolist())
+
+
+def batch_order(rng: np.random.Generator, n: int, K: int, batch: int) -> tuple[np.ndarray, list[int]]:
+    """K mini-batches of n samples: fresh permutations, each cut into batches (the last of them may be short).
+
+    Returns the sample numbers of all batches in a row, and the size of each batch.
+    """
+    per_epoch = -(-n // batch)
+    epochs = -(-K // per_epoch)
+    order = np.concatenate([rng.permutation(n) for _ in range(epochs)]) if epochs > 1 else rng.permutation(n)
+    sizes = ([batch] * (n // batch) + ([n % batch] if n % batch else [])) * epochs
+    sizes = sizes[:K]
+    return order[: sum(sizes)], sizes
+
+
+def model_seed(seed: int, t: int, client: int) -> int:
+    """Seeds what the model itself draws (dropout)."""
+    return int(np.random.SeedSequence((seed, MODEL, t + 1, client)).generate_state(1)[0])

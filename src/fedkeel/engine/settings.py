@@ -1,0 +1,102 @@
+"""How a run is to be trained, checked before any work starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeel.core.algorithm import nearest
+from fedkeel.engine import seeding
+
+ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes")
+
+
+def refuse(name: str, value: object, allowed: str) -> ValueError:
+    return ValueError(f"{name} = {value!r} is not allowed; it must be {allowed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    rounds: int
+    cohort: int | float | Sequence[Sequence[int]] = 10
+    local_steps: int | None = None
+    local_epochs: int = 1
+    batch_size: int | None = 50
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    clip: float | None = None
+    weights: str = "uniform"
+    seed: int = 0
+    evaluate_every: int = 1
+    min_clients: int = 1
+
+    def __post_init__(self) -> None:
+        _whole("rounds", self.rounds, 1)
+        _whole("seed", self.seed, 0)
+        _whole("evaluate_every", self.evaluate_every, 0)
+        _whole("min_clients", self.min_clients, 1)
+        _whole("local_epochs", self.local_epochs, 1)
+        if self.local_steps is not None:
+            _whole("local_steps", self.local_steps, 1)
+        if self.batch_size is not None:
+            _whole("batch_size", self.batch_size, 1)
+        if not _number(self.weight_decay) or self.weight_decay < 0:
+            raise refuse("weight_decay", self.weight_decay, ">= 0")
+        if not _number(self.lr_decay) or not 0 < self.lr_decay <= 1:
+            raise refuse("lr_decay", self.lr_decay, "> 0 and <= 1")
+        if self.clip is not None and (not _number(self.clip) or self.clip <= 0):
+            raise refuse("clip", self.clip, "> 0, or None")
+        if self.weights not in ("uniform", "samples"):
+            raise refuse("weights", self.weights, "'uniform' or 'samples'")
+
+    def check_clients(self, N: int) -> None:
+        """The checks that need the number of clients."""
+        S = self.cohort
+        if isinstance(S, bool) or not isinstance(S, (int, float, Sequence)) or isinstance(S, str):
+            raise refuse("cohort", S, "a count, a fraction or a list of client ids per round")
+        if isinstance(S, int) and not 1 <= S <= N:
+            raise refuse("cohort", S, f"from 1 to the number of clients, {N}")
+        if isinstance(S, float) and not 0 < S <= 1:
+            raise refuse("cohort", S, "> 0 and <= 1 as a fraction (write a count as a whole number)")
+        if isinstance(S, Sequence):
+            if len(S) < self.rounds:
+                raise ValueError(f"cohort: the list has {len(S)} rounds, the run {self.rounds}")
+            for t, ids in enumerate(S):
+                if not len(ids) or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= N:
+                    raise ValueError(f"cohort: round {t} must name different clients from 0 to {N - 1}, not {list(ids)}")
+        if self.min_clients > self.largest_cohort(N):
+            raise refuse("min_clients", self.min_clients, f"at most the cohort, {self.largest_cohort(N)}")
+
+    def largest_cohort(self, N: int) -> int:
+        if isinstance(self.cohort, Sequence):
+            return max(len(ids) for ids in self.cohort)
+        return self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * N))
+
+    def participants(self, t: int, N: int) -> list[int]:
+        if isinstance(self.cohort, Sequence):
+            return sorted(int(i) for i in self.cohort[t])
+        return seeding.sample(self.seed, t, N, self.largest_cohort(N))
+
+    def steps_of(self, sizes: np.ndarray) -> np.ndarray:
+        """Local steps of clients with so many samples (rule R3)."""
+        if self.local_steps is not None:
+            return np.full(len(sizes), self.local_steps)
+        per_epoch = np.ones(len(sizes), dtype=np.int64) if self.batch_size is None else -(-sizes // self.batch_size)
+        return self.local_epochs * per_epoch
+
+
+def check_engine(engine: str) -> None:
+    if engine not in ENGINES:
+        raise ValueError(f"engine: unknown name {engine!r}{nearest(engine, ENGINES)}")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise refuse(name, value, f"a whole number >= {least}")

@@ -1,0 +1,161 @@
+"""The local work of a round: which batches a client sees, and one call of the algorithm for one client or for a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.steps import ManyClients, ManyOracle, Objective, OneClient, Workspace
+from fedkeel.data.federation import Federation
+from fedkeel.engine import seeding
+
+
+@dataclass
+class Jobs:
+    """What has to be run in a round."""
+
+    t: int  # -1: the warm-up
+    ids: list[int]  # in increasing order
+    K: list[int]
+    drawn: dict[str, np.ndarray]  # [S] each
+    down: Any  # what the server sends
+    buffers: Tensor  # [b] the model's buffers
+
+
+@dataclass
+class Uploads:
+    """What came back. Rows of clients that failed are undefined."""
+
+    up: Any  # record of [S, ...]
+    buffers: Tensor  # [S, b]
+    losses: Tensor  # [S] float64, mean loss of the client's batches
+    faults: dict[int, str]  # position -> why
+    slots: dict[int, int]  # position -> where its new record was staged
+
+
+@dataclass
+class Result:
+    up: Any
+    mem: Any
+    buffers: Tensor
+    loss: float
+
+
+@dataclass
+class Work:
+    """Everything a client's work needs that does not change during a run."""
+
+    algo: Algorithm
+    fed: Federation
+    objective: Objective
+    seed: int
+    batch_size: int | None
+    lr_decay: float
+
+    def __post_init__(self) -> None:
+        self.workspace = Workspace(self.objective.model)
+
+    def stage(self, t: int) -> Any:
+        """The method of the algorithm that runs in round t."""
+        return self.algo.warmup if t < 0 else self.algo.at(t, self.lr_decay).client
+
+    def batch_numbers(self, t: int, client: int, K: int) -> tuple[np.ndarray, list[int]]:
+        n = self.fed.size(client)
+        if self.batch_size is None:
+            return np.arange(n), [n]
+        return seeding.batch_order(seeding.generator(self.seed, seeding.BATCHES, t, client), n, K, self.batch_size)
+
+    def cast(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Data as the model takes it: its device, and its dtype where they are floating-point numbers."""
+        model = self.objective.model
+        return tuple(  # type: ignore[return-value]
+            z.to(model.device, model.dtype if z.is_floating_point() else z.dtype) for z in (x, y)
+        )
+
+    def one(self, t: int, client: int, K: int, drawn: dict[str, float], down: Any, buffers: Tensor, mem: Any) -> Result:
+        """Runs one client."""
+        model = self.objective.model
+        torch.default_generator.manual_seed(seeding.model_seed(self.seed, t, client))
+        numbers, sizes = self.batch_numbers(t, client, K)
+        x, y = self.cast(*self.fed.take(client, numbers))
+        batches = list(zip(x.split(sizes), y.split(sizes), strict=True)) if len(sizes) > 1 else [(x, y)]
+        if self.batch_size is None:
+            batches *= K
+        roles = SimpleNamespace(**{name: x.new_tensor([value], dtype=model.dtype) for name, value in drawn.items()})
+        steps = OneClient(self.objective, t, batches, lambda: self.cast(*self.fed.take(client, None)), self.workspace, roles)
+        if model.has_buffers:
+            model.write_buffers(buffers)
+        up, new = self.stage(t)(down, mem, steps)
+        check_finite(up, new)
+        loss = float(torch.stack(steps.losses).double().mean()) if steps.losses else float("nan")
+        return Result(up, new, model.read_buffers(), loss)
+
+    def group(
+        self, t: int, ids: Sequence[int], K: int, drawn: dict[str, np.ndarray], down: Any, mem: Any, oracle: ManyOracle
+    ) -> tuple[Any, Any, Tensor]:
+        """Runs clients with the same K at once; mem is a record of [S, ...] -> (up, mem, losses [S])."""
+        model = self.objective.model
+        numbers = [self.batch_numbers(t, client, K) for client in ids]
+        if self.batch_size is None:
+            batches = [self._padded(ids, [order for order, _ in numbers])] * K
+        else:
+            parts = [np.split(order, np.cumsum(sizes)[:-1]) for order, sizes in numbers]
+            width = max(max(sizes) for _, sizes in numbers)
+            batches = [self._padded(ids, [part[k] for part in parts], width) for k in range(K)]
+        roles = {name: torch.as_tensor(z, dtype=model.dtype, device=model.device).unsqueeze(-1) for name, z in drawn.items()}
+        steps = ManyClients(
+            self.objective, t, oracle, len(ids), batches, lambda: self._everything(ids), SimpleNamespace(**roles)
+        )
+        up, new = self.stage(t)(down, mem, steps)
+        losses = torch.stack(steps.losses).double().mean(0) if steps.losses else torch.full((len(ids),), torch.nan)
+        return up, new, losses
+
+    def _padded(
+        self, ids: Sequence[int], numbers: Sequence[np.ndarray], width: int | None = None, totals: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Samples of several clients as [S, B, ...]; short rows repeat their first sample with weight 0."""
+        sizes = np.array([len(part) for part in numbers])
+        width = width or int(sizes.max())
+        rows = np.zeros((len(ids), width), dtype=np.int64)
+        weight = np.zeros((len(ids), width))
+        for j, (client, part) in enumerate(zip(ids, numbers, strict=True)):
+            rows[j] = self.fed.rows(client, part[:1] if len(part) else np.zeros(1, dtype=np.int64))
+            rows[j, : len(part)] = self.fed.rows(client, part)
+            weight[j, : len(part)] = 1 / (totals[j] if totals else max(len(part), 1))
+        x, y = self.cast(*self.fed.take_rows(rows.reshape(-1)))
+        model = self.objective.model
+        shape = (len(ids), width)
+        return (
+            x.view(*shape, *x.shape[1:]),
+            y.view(*shape, *y.shape[1:]),
+            torch.as_tensor(weight, dtype=model.dtype, device=model.device),
+        )
+
+    def _everything(self, ids: Sequence[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        sizes = [self.fed.size(client) for client in ids]
+        chunk = self.objective.chunk
+        return [
+            self._padded(ids, [np.arange(start, min(start + chunk, n)) for n in sizes], totals=sizes)
+            for start in range(0, max(sizes), chunk)
+        ]
+
+
+class NotFinite(ValueError):
+    """A client's result contains NaN or infinity."""
+
+
+def check_finite(*records: Any) -> None:
+    for record in records:
+        if record is None:
+            continue
+        for name, z in zip(record._fields, record, strict=True):
+            # The sum is finite only if all numbers are, and cheaper than looking at each; it may overflow though.
+            if not bool(torch.isfinite(z.sum())) and not bool(torch.isfinite(z).all()):
+                raise NotFinite(f"{name} is not finite")

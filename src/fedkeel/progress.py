@@ -1,0 +1,42 @@
+"""Progress on the screen: a bar per run with rounds, accuracy and the time left."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class RoundBar:
+    """Called with every row of a run's history."""
+
+    def __init__(self, name: str, rounds: int) -> None:
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[score]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self.task = self.progress.add_task(name, total=rounds, score="")
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        self.progress.update(self.task, completed=row["round"] + 1, score=score(row))
+
+
+def score(row: dict[str, Any]) -> str:
+    """What a row of the history has to show."""
+    if row.get("test_accuracy") is not None:
+        return f"accuracy {row['test_accuracy']:.3f}"
+    return f"loss {row['train_loss']:.4g}"

@@ -1,0 +1,50 @@
+"""Fed-LAMB: "Fed-LAMB: Layer-wise and Dimension-wise Locally Adaptive Federated Learning", its main listing. Only the
+supplement is among the seed papers (the layer update is in the proof of its Lemma 1); the comments name the fields of
+section C4 of algorithms.md."""
+
+import numpy as np
+
+from .task import Task
+
+
+def run(
+    task: Task,
+    *,
+    lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    lam: float = 0.01,
+    first_round: str = "frozen",
+) -> list[np.ndarray]:
+    x = task.x0.astype(np.float64)
+    layers = task.layers or [slice(0, x.size)]
+    v_hat = np.full_like(x, eps)  # field 2
+    mi = [np.zeros_like(x) for _ in range(task.N)]  # field 3
+    history = []
+    for t, cohort in enumerate(task.cohorts):
+        eta = lr * task.lr_decay**t
+        models, vs = [], []
+        for i in cohort:
+            xi, m, v = x.copy(), mi[i], v_hat.copy()  # field 5
+            for k in range(task.K[i]):
+                g = task.grad(i, t, k, xi)  # field 6
+                m = beta1 * m + (1 - beta1) * g
+                v = beta2 * v + (1 - beta2) * g**2
+                if t == 0 and first_round == "local_v":
+                    psi = m / (np.sqrt(v) + eps)
+                else:
+                    psi = m / np.sqrt(v_hat)
+                for layer in layers:
+                    u = psi[layer] + lam * xi[layer]
+                    norm_u, norm_x = np.linalg.norm(u), np.linalg.norm(xi[layer])
+                    phi = norm_x if norm_x > 0 else 1.0  # R10
+                    if norm_u > 0:
+                        xi[layer] = xi[layer] - eta * phi * u / norm_u
+            mi[i] = m
+            models.append(xi)  # field 7
+            vs.append(v)
+        x = np.mean(models, axis=0)  # field 8
+        v_hat = np.maximum(v_hat, np.mean(vs, axis=0))
+        history.append(x)
+    return history
