@@ -69,8 +69,24 @@ class Algorithm:
         """As `server`, but called for a part of the clients at a time, so it may only add up `r.share`."""
         raise NotImplementedError
 
+    def surveys(self) -> bool:
+        """Does a round begin with an exchange of its own, before the local steps? Then `survey` and `prepare` say what
+        happens there; what `prepare` puts into the sent fields reaches the clients with the local steps (see `mime`)."""
+        return False
+
+    def survey(self, down: Any, mem: Any, steps: Steps) -> tuple[Record, Record | None]:
+        """As `client`."""
+        raise NotImplementedError
+
+    def prepare(self, s: Any, up: Any, r: Any) -> Record:
+        """As `server`."""
+        raise NotImplementedError
+
     def draw(self, rng: np.random.Generator, ids: Sequence[int]) -> dict[str, np.ndarray]:
-        """Per-client random roles of a round, name -> [S]; clients see them as `steps.drawn`, the server as `r.drawn`."""
+        """Per-client random roles of a round, name -> [S]: `steps.drawn` for clients, `r.drawn` for the server.
+
+        A role named K replaces the number of local steps.
+        """
         return {}
 
     def at(self, t: int, lr_decay: float = 1.0) -> Self:

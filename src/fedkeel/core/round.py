@@ -20,6 +20,7 @@ class Round:
     p: Tensor  # [S] float64, weights in the round, sum 1
     weight: Tensor  # [S] float64, weights among all N clients: 1/N each, or n_i / sum of all n
     drawn: SimpleNamespace  # [S] float64 each: what the method's `draw` gave out
+    last: bool = True  # False while a warm-up still has clients to visit
 
     @property
     def S(self) -> int:

@@ -23,7 +23,9 @@ def cores() -> int:
 
 def choose(work: Work, store: Store, jobs: Jobs, rounds: int) -> tuple[str, str]:
     """(engine, why) for a run of `rounds` rounds like `jobs`; nothing that is run here leaves a trace."""
-    one = Jobs(jobs.t, jobs.ids[:1], jobs.K[:1], {k: z[:1] for k, z in jobs.drawn.items()}, jobs.down, jobs.buffers)
+    one = Jobs(
+        jobs.stage, jobs.t, jobs.ids[:1], jobs.K[:1], {k: z[:1] for k, z in jobs.drawn.items()}, jobs.down, jobs.buffers
+    )
     _timed(Sequential(work, store), store, one)  # the first call pays for lazy set-up
     client = _timed(Sequential(work, store), store, one) / one.K[0] * sum(jobs.K)
     estimates = {"sequential": client * rounds}

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,16 @@ class RoundError(RuntimeError):
         self.algorithm, self.round, self.client, self.stage = algorithm, round, client, stage
         where = f", client {client}" if client is not None else ""
         super().__init__(f"{algorithm}, round {round}{where}, {stage}: {why}")
+
+
+@dataclass
+class Answers:
+    """What an exchange with the clients brought."""
+
+    r: Round
+    up: float  # mean floats that a client sent
+    loss: float  # weighted mean of the clients' losses
+    faults: dict[str, str]  # client -> why it was dropped
 
 
 class Trainer:
@@ -105,25 +116,21 @@ class Trainer:
 
     def _round(self, runner: Any) -> dict[str, Any]:
         start, t = time.perf_counter(), self.t
-        jobs = self._jobs(t, self.settings.participants(t, self.N))
-        uploads, kept = self._answers(runner, jobs)
-        r = self._facts(jobs, kept)
-        up = uploads.up if len(kept) == len(jobs.ids) else type(uploads.up)(*(z[kept] for z in uploads.up))
-        try:
-            self.server = self.algo.at(t, self.settings.lr_decay).server(self.server, up, r)
-        except Exception as error:
-            raise RoundError(self.algo.name, t, None, "server", describe(error)) from error
-        if self.model.has_buffers:
-            self.buffers = r.avg(uploads.buffers[kept])
-        self._commit(jobs, uploads, kept)
+        ids = self.settings.participants(t, self.N)
+        expected, up, faults = len(ids), 0.0, {}
+        if self.algo.surveys():
+            survey = self._exchange(runner, self._jobs("survey", t, ids), "prepare")
+            ids, up, faults = survey.r.ids.tolist(), survey.up, survey.faults
+        jobs = self._jobs("client", t, ids)
+        answers = self._exchange(runner, jobs, "server")
         row = {
             "round": t,
-            "train_loss": float(r.p @ uploads.losses[kept]),
-            "up": self._cost_up(up, r),
+            "train_loss": answers.loss,
+            "up": up + answers.up,
             "down": floats(jobs.down),
-            "clients": len(kept),
-            "dropped": len(jobs.ids) - len(kept),
-            "faults": {str(jobs.ids[position]): why for position, why in sorted(uploads.faults.items())},
+            "clients": answers.r.S,
+            "dropped": expected - answers.r.S,
+            "faults": faults | answers.faults,
         }
         row |= self._evaluation(t)
         row["seconds"] = time.perf_counter() - start
@@ -134,15 +141,31 @@ class Trainer:
         self._checkpoint(due=self.t == self.settings.rounds)
         return row
 
-    def _jobs(self, t: int, ids: list[int]) -> Jobs:
-        drawn = self.algo.draw(seeding.generator(self.settings.seed, seeding.ROLES, t), ids)
-        K = self.settings.steps_of(self.fed.sizes[ids]).tolist()
-        return Jobs(t, ids, K, drawn, down_record(self.algo, self.server), self.buffers)
-
-    def _answers(self, runner: Any, jobs: Jobs) -> tuple[Uploads, list[int]]:
-        """The uploads and the positions of those that count; too few of them stop the run."""
+    def _exchange(self, runner: Any, jobs: Jobs, step: str, last: bool = True) -> Answers:
+        """Clients do the work of `jobs`, the server its `step` with what came back; the clients' records are kept."""
         uploads = runner.run(jobs)
         kept = [position for position in range(len(jobs.ids)) if position not in uploads.faults]
+        self._enough(jobs, uploads, kept)
+        r = self._facts(jobs, kept, last)
+        up, buffers, losses = uploads.up, uploads.buffers, uploads.losses
+        if uploads.faults:
+            up, buffers, losses = type(up)(*(z[kept] for z in up)), buffers[kept], losses[kept]
+        try:
+            self.server = getattr(self.algo.at(jobs.t, self.settings.lr_decay), step)(self.server, up, r)
+        except Exception as error:
+            raise RoundError(self.algo.name, jobs.t, None, step, describe(error)) from error
+        if self.model.has_buffers and step == "server":
+            self.buffers = r.avg(buffers)
+        for position, slot in uploads.slots.items():
+            if position in uploads.faults:
+                self.store.discard(slot)
+            else:
+                self.store.commit(jobs.ids[position], slot)
+        faults = {str(jobs.ids[position]): why for position, why in sorted(uploads.faults.items())}
+        return Answers(r, self._cost_up(up, r), float(r.p @ losses), faults)
+
+    def _enough(self, jobs: Jobs, uploads: Uploads, kept: list[int]) -> None:
+        """Too few good answers stop the run, with a checkpoint from which it can go on."""
         least = min(self.settings.min_clients, len(jobs.ids))
         if len(kept) < least:
             for slot in uploads.slots.values():
@@ -150,10 +173,14 @@ class Trainer:
             self._checkpoint(due=True)
             position, why = min(uploads.faults.items())
             told = f"{len(kept)} of {len(jobs.ids)} clients answered, min_clients is {least}; {why}"
-            raise RoundError(self.algo.name, jobs.t, jobs.ids[position], "client", told)
-        return uploads, kept
+            raise RoundError(self.algo.name, jobs.t, jobs.ids[position], jobs.stage, told)
 
-    def _facts(self, jobs: Jobs, kept: list[int]) -> Round:
+    def _jobs(self, stage: str, t: int, ids: list[int]) -> Jobs:
+        drawn = self.algo.draw(seeding.generator(self.settings.seed, seeding.ROLES, t), ids)
+        K = drawn.pop("K").tolist() if "K" in drawn else self.settings.steps_of(self.fed.sizes[ids]).tolist()
+        return Jobs(stage, t, ids, K, drawn, down_record(self.algo, self.server), self.buffers)
+
+    def _facts(self, jobs: Jobs, kept: list[int], last: bool) -> Round:
         ids = np.array(jobs.ids)[kept]
         samples = torch.from_numpy(self.fed.sizes[ids]).double()
         uniform = self.settings.weights == "uniform"
@@ -165,29 +192,19 @@ class Trainer:
             p=torch.full((len(ids),), 1 / len(ids), dtype=torch.float64) if uniform else samples / samples.sum(),
             weight=torch.full_like(samples, 1 / self.N) if uniform else samples / float(self.fed.offsets[-1]),
             drawn=SimpleNamespace(**{name: torch.from_numpy(z).double()[kept] for name, z in jobs.drawn.items()}),
+            last=last,
         )
-
-    def _commit(self, jobs: Jobs, uploads: Uploads, kept: Sequence[int]) -> None:
-        good = set(kept)
-        for position, slot in uploads.slots.items():
-            if position in good:
-                self.store.commit(jobs.ids[position], slot)
-            else:
-                self.store.discard(slot)
 
     def _warm_up(self, runner: Any) -> None:
         """All clients once, a cohort's worth at a time; a client that fails keeps its initial record."""
         for start in range(0, self.N, self.S):
-            jobs = self._jobs(-1, list(range(start, min(start + self.S, self.N))))
-            uploads, kept = self._answers(runner, jobs)
-            up = type(uploads.up)(*(z[kept] for z in uploads.up))
-            self.server = self.algo.begin(self.server, up, self._facts(jobs, kept))
-            self._commit(jobs, uploads, kept)
+            stop = min(start + self.S, self.N)
+            self._exchange(runner, self._jobs("warmup", -1, list(range(start, stop))), "begin", last=stop == self.N)
         self.warm = True
 
     def _cost_up(self, up: Any, r: Round) -> float:
         """Mean floats that a participant sent; tracked fields count for those who track."""
-        tracked = self.algo.facts.tracked
+        tracked = [name for name in self.algo.facts.tracked if name in up._fields]
         always = floats(type(up)(*(z[0] for z in up)), without=tracked)
         extra = sum(getattr(up, name)[0].numel() for name in tracked)
         return always + extra * float(r.drawn.tracks.mean()) if tracked else float(always)
@@ -202,7 +219,7 @@ class Trainer:
 
     def _runner(self) -> Any:
         if self.engine == "auto":
-            jobs = self._jobs(0, self.settings.participants(0, self.N))
+            jobs = self._jobs("client", 0, self.settings.participants(0, self.N))
             self.engine, self.why = auto.choose(self.work, self.store, jobs, self.settings.rounds - self.t)
         if self.engine == "processes":
             down = down_record(self.algo, self.server)

@@ -55,15 +55,14 @@ class Processes:
         """Shared memory for what is sent down, and for the uploads of both kinds of rounds."""
         algo, model = self.work.algo, self.work.objective.model
         b = len(model.read_buffers())
-        layouts = [Layout(down), Layout(dry_run(algo, "client", model.layers, model.dtype), S)]
-        if algo.warms_up():
-            layouts.append(Layout(dry_run(algo, "warmup", model.layers, model.dtype), S))
+        stages = ["client"] + ["warmup"] * algo.warms_up() + ["survey"] * algo.surveys()
+        layouts = [Layout(down)] + [Layout(dry_run(algo, stage, model.layers, model.dtype), S) for stage in stages]
         memory = shared_block(sum(layout.nbytes for layout in layouts) + 8 * (b + S * b + S))
         records, at = [], 0
         for layout in layouts:
             records.append(layout.view(memory, at))
             at += layout.nbytes
-        self.down, self.up, self.warmup = records[0], records[1], records[-1]
+        self.down, self.up = records[0], dict(zip(stages, records[1:], strict=True))
         self.buffers = tensor_in(memory, at, (b,), torch.float64)
         self.new_buffers = tensor_in(memory, at + 8 * b, (S, b), torch.float64)
         self.losses = tensor_in(memory, at + 8 * (b + S * b), (S,), torch.float64)
@@ -92,6 +91,7 @@ class Processes:
     def _work_on(
         self,
         position: int,
+        stage: str,
         t: int,
         client: int,
         K: int,
@@ -101,8 +101,8 @@ class Processes:
     ) -> str | None:
         try:
             mem = self.store.slot_record(read_slot)
-            result = self.work.one(t, client, K, drawn, self.down, self.buffers, mem)
-            for target, z in zip(self.warmup if t < 0 else self.up, result.up, strict=True):
+            result = self.work.one(stage, t, client, K, drawn, self.down, self.buffers, mem)
+            for target, z in zip(self.up[stage], result.up, strict=True):
                 target[position] = z
             self.new_buffers[position] = result.buffers
             self.losses[position] = result.loss
@@ -117,7 +117,7 @@ class Processes:
         for target, z in zip(self.down, jobs.down, strict=True):
             target.copy_(z)
         self.buffers.copy_(jobs.buffers)
-        record = self.warmup if jobs.t < 0 else self.up
+        record = self.up[jobs.stage]
         stacks = type(record)(*(z[:S] for z in record))
         uploads = Uploads(stacks, self.new_buffers[:S], self.losses[:S], {}, {})
         tasks = []
@@ -126,9 +126,9 @@ class Processes:
             slot = None if self.store.initial is None else self.store.stage()
             if slot is not None:
                 uploads.slots[position] = slot
-            tasks.append((position, jobs.t, client, jobs.K[position], drawn, self.store.live.get(client), slot))
+            tasks.append((position, jobs.stage, jobs.t, client, jobs.K[position], drawn, self.store.live.get(client), slot))
         # The longest first, so that the workers end together.
-        self._distribute(deque(sorted(tasks, key=lambda task: -task[3])), uploads.faults)
+        self._distribute(deque(sorted(tasks, key=lambda task: -task[4])), uploads.faults)
         return uploads
 
     def _distribute(self, tasks: deque[tuple[Any, ...]], faults: dict[int, str]) -> None:

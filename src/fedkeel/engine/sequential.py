@@ -23,7 +23,7 @@ class Sequential:
             drawn = {name: float(z[position]) for name, z in jobs.drawn.items()}
             mem = self.store.read(client)
             try:
-                result = self.work.one(jobs.t, client, jobs.K[position], drawn, jobs.down, jobs.buffers, mem)
+                result = self.work.one(jobs.stage, jobs.t, client, jobs.K[position], drawn, jobs.down, jobs.buffers, mem)
             except Exception as error:  # whatever a client's code raises is that client's fault
                 uploads.faults[position] = describe(error)
                 continue

@@ -31,7 +31,7 @@ class Vectorized:
             drawn = {name: z[positions] for name, z in jobs.drawn.items()}
             mem = None if self.store.initial is None else stacked([self.store.read(client) for client in ids])
             try:
-                up, new, losses = self.work.group(jobs.t, ids, K, drawn, jobs.down, mem, self.oracle)
+                up, new, losses = self.work.group(jobs, ids, K, drawn, mem, self.oracle)
             except Exception as error:
                 uploads.faults |= dict.fromkeys(positions, describe(error))
                 continue

@@ -21,6 +21,7 @@ from fedkeel.engine import seeding
 class Jobs:
     """What has to be run in a round."""
 
+    stage: str  # the method of the algorithm that clients run: client, survey or warmup
     t: int  # -1: the warm-up
     ids: list[int]  # in increasing order
     K: list[int]
@@ -62,10 +63,6 @@ class Work:
     def __post_init__(self) -> None:
         self.workspace = Workspace(self.objective.model)
 
-    def stage(self, t: int) -> Any:
-        """The method of the algorithm that runs in round t."""
-        return self.algo.warmup if t < 0 else self.algo.at(t, self.lr_decay).client
-
     def batch_numbers(self, t: int, client: int, K: int) -> tuple[np.ndarray, list[int]]:
         n = self.fed.size(client)
         if self.batch_size is None:
@@ -79,7 +76,9 @@ class Work:
             z.to(model.device, model.dtype if z.is_floating_point() else z.dtype) for z in (x, y)
         )
 
-    def one(self, t: int, client: int, K: int, drawn: dict[str, float], down: Any, buffers: Tensor, mem: Any) -> Result:
+    def one(
+        self, stage: str, t: int, client: int, K: int, drawn: dict[str, float], down: Any, buffers: Tensor, mem: Any
+    ) -> Result:
         """Runs one client."""
         model = self.objective.model
         torch.default_generator.manual_seed(seeding.model_seed(self.seed, t, client))
@@ -92,17 +91,17 @@ class Work:
         steps = OneClient(self.objective, t, batches, lambda: self.cast(*self.fed.take(client, None)), self.workspace, roles)
         if model.has_buffers:
             model.write_buffers(buffers)
-        up, new = self.stage(t)(down, mem, steps)
+        up, new = getattr(self.algo.at(t, self.lr_decay), stage)(down, mem, steps)
         check_finite(up, new)
         loss = float(torch.stack(steps.losses).double().mean()) if steps.losses else float("nan")
         return Result(up, new, model.read_buffers(), loss)
 
     def group(
-        self, t: int, ids: Sequence[int], K: int, drawn: dict[str, np.ndarray], down: Any, mem: Any, oracle: ManyOracle
+        self, jobs: Jobs, ids: Sequence[int], K: int, drawn: dict[str, np.ndarray], mem: Any, oracle: ManyOracle
     ) -> tuple[Any, Any, Tensor]:
-        """Runs clients with the same K at once; mem is a record of [S, ...] -> (up, mem, losses [S])."""
+        """Runs some clients of a round, all with the same K, at once; mem is [S, ...] -> (up, mem, losses [S])."""
         model = self.objective.model
-        numbers = [self.batch_numbers(t, client, K) for client in ids]
+        numbers = [self.batch_numbers(jobs.t, client, K) for client in ids]
         if self.batch_size is None:
             batches = [self._padded(ids, [order for order, _ in numbers])] * K
         else:
@@ -111,9 +110,9 @@ class Work:
             batches = [self._padded(ids, [part[k] for part in parts], width) for k in range(K)]
         roles = {name: torch.as_tensor(z, dtype=model.dtype, device=model.device).unsqueeze(-1) for name, z in drawn.items()}
         steps = ManyClients(
-            self.objective, t, oracle, len(ids), batches, lambda: self._everything(ids), SimpleNamespace(**roles)
+            self.objective, jobs.t, oracle, len(ids), batches, lambda: self._everything(ids), SimpleNamespace(**roles)
         )
-        up, new = self.stage(t)(down, mem, steps)
+        up, new = getattr(self.algo.at(jobs.t, self.lr_decay), jobs.stage)(jobs.down, mem, steps)
         losses = torch.stack(steps.losses).double().mean(0) if steps.losses else torch.full((len(ids),), torch.nan)
         return up, new, losses
 
