@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.algorithm import Plan
 from fedkeel.core.flat import Layers
 from fedkeel.core.steps import Steps
 
@@ -83,3 +84,11 @@ def pick(rng: np.random.Generator, S: int, wanted: float | None) -> np.ndarray:
     chosen = np.zeros(S)
     chosen[rng.permutation(S)[: min(count, S)]] = 1
     return chosen
+
+
+def need_everyone(name: str, p: Plan, allow_partial: bool) -> None:
+    """Refuses a run in which some clients sit out, unless the user insists (rule R15)."""
+    if p.S < p.N and not allow_partial:
+        raise ValueError(
+            f"{name}: a cohort of {p.S} is not allowed; it must be all {p.N} clients, or set allow_partial=True"
+        )
