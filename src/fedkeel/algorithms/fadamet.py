@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm, hp
 from fedkeel.core.round import Round
-from fedkeel.core.rules import Adam, descend, pick
+from fedkeel.core.rules import Adam, pick
 from fedkeel.core.steps import Steps
 
 
@@ -47,8 +47,8 @@ class FAdamET(Algorithm):
     Prefer it to LocalAdam where clients differ and only Adam trains the model. Its stationary point is where the Adam
     directions cancel, not quite the minimiser of the global loss; FAdamGT has the latter.
 
-    Differs from the paper: v_hat restarts at the stored v (the listing leaves it open); y_i is the mean direction, which
-    is line 21 without its cancellation; the server adds y_i's change (line 29; line 27 prints another difference).
+    Differs from the paper: v_hat restarts at the stored v (the listing leaves it open; `persist_vhat` keeps it), and the
+    server adds y_i's change (line 29; line 27 prints another difference).
     """
 
     lr: float = hp(1e-3, "eta_l, local step size", above=0)
@@ -72,12 +72,11 @@ class FAdamET(Algorithm):
         moments = Adam.start(w, v=mem.v, beta1=self.beta1, beta2=self.beta2)
         if self.persist_vhat:
             moments.v_hat = steps.copy(mem.v_hat)
-        y_new = torch.zeros_like(w)
         for grad in steps:
-            u = moments.direction(steps.clip(grad(w)), self.eps)  # lines 13-16
-            y_new.add_(u, alpha=1 / steps.K)  # line 21 in another form: the mean of the directions
-            descend(w, self.lr, (1, u), (1, drift))  # line 17
-        dy = steps.drawn.tracks * (y_new - mem.y)
+            moments.descend(w, steps.clip(grad(w)), self.lr, self.eps)  # lines 13-17
+            w.sub_(drift, alpha=self.lr)
+        y_new = (down.x - w) / (steps.K * self.lr) - drift  # line 21
+        dy = y_new.sub_(mem.y).mul_(steps.drawn.tracks)
         v_hat = moments.v_hat if self.persist_vhat else mem.v_hat
         return Up(dx=w - down.x, dy=dy), Client(y=mem.y + dy, v=moments.v, v_hat=v_hat)
 

@@ -76,8 +76,8 @@ class FAdamGT(Algorithm):
         for grad in steps:
             g = grad(w)
             y_new.add_(g, alpha=1 / steps.K)  # line 22
-            w.sub_(moments.direction(steps.clip(g.add_(drift)), self.eps), alpha=self.lr)  # lines 12-18
-        dy = steps.drawn.tracks * (y_new - mem.y)
+            moments.descend(w, steps.clip(g.add_(drift)), self.lr, self.eps)  # lines 12-18
+        dy = y_new.sub_(mem.y).mul_(steps.drawn.tracks)
         v_hat = moments.v_hat if self.persist_vhat else mem.v_hat
         return Up(dx=w - down.x, dy=dy), Client(y=mem.y + dy, v=moments.v, v_hat=v_hat)
 

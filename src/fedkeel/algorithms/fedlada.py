@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm, hp
 from fedkeel.core.round import Round
-from fedkeel.core.rules import Adam, descend
+from fedkeel.core.rules import Adam
 from fedkeel.core.steps import Steps
 
 
@@ -58,8 +58,9 @@ class FedLADA(Algorithm):
         w = steps.copy(down.x)
         moments = Adam.start(w, v=down.v, beta1=self.beta1, beta2=self.beta2)
         for grad in steps:
-            u = moments.direction(steps.clip(grad(w)))  # lines 8-11: m / sqrt(v_hat)
-            descend(w, self.lr, (self.alpha, u), (1 - self.alpha, down.ga))  # line 12
+            # lines 8-12: w -= lr (alpha m / sqrt(v_hat) + (1 - alpha) ga)
+            moments.descend(w, steps.clip(grad(w)), self.lr * self.alpha)
+            w.sub_(down.ga, alpha=self.lr * (1 - self.alpha))
         return Up(dx=w - down.x, v_hat=moments.v_hat), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

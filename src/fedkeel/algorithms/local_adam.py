@@ -55,7 +55,7 @@ class LocalAdam(Algorithm):
         w = steps.copy(down.x)
         moments = Adam.start(w, v=mem.v, beta1=self.beta1, beta2=self.beta2)
         for grad in steps:
-            w.sub_(moments.direction(steps.clip(grad(w)), self.eps), alpha=self.lr)
+            moments.descend(w, steps.clip(grad(w)), self.lr, self.eps)
         return Up(dx=w - down.x), Client(v=moments.v)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

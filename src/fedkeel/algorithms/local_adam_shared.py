@@ -53,7 +53,7 @@ class LocalAdamShared(Algorithm):
         w = steps.copy(down.x)
         moments = Adam.start(w, v=down.v, beta1=self.beta1, beta2=self.beta2)
         for grad in steps:
-            w.sub_(moments.direction(steps.clip(grad(w))), alpha=self.lr)
+            moments.descend(w, steps.clip(grad(w)), self.lr)
         return Up(dx=w - down.x, v_hat=moments.v_hat), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -69,8 +69,8 @@ class Algorithm:
         """As `server`, but called for a part of the clients at a time, so it may only add up `r.share`."""
         raise NotImplementedError
 
-    def surveys(self) -> bool:
-        """Does a round begin with an exchange of its own, before the local steps? Then `survey` and `prepare` say what
+    def surveys(self, t: int = 0) -> bool:
+        """Does round t begin with an exchange of its own, before the local steps? Then `survey` and `prepare` say what
         happens there; what `prepare` puts into the sent fields reaches the clients with the local steps (see `mime`)."""
         return False
 

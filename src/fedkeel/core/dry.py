@@ -16,6 +16,9 @@ from fedkeel.core.steps import Grad, Objective, Steps
 
 
 class DryGrad(Grad):
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+
     def __call__(self, w: Tensor) -> Tensor:
         return torch.zeros_like(w)
 
@@ -32,7 +35,7 @@ class DrySteps(Steps):
         self.objective = Objective(model=None, loss=None)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Grad]:
-        yield DryGrad()
+        yield DryGrad(self)
 
     def copy(self, x: Tensor) -> Tensor:
         return x.clone()

@@ -19,12 +19,12 @@ class Layers:
 
     def norms(self, z: Tensor) -> Tensor:
         """z [..., d] -> the norm of every layer, [..., L], in float64."""
-        parts = z.split(self.sizes, dim=-1)
+        parts = z.split_with_sizes(self.sizes, -1)
         return torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts], dim=-1).double()
 
     def scale(self, z: Tensor, factors: Tensor) -> Tensor:
         """Multiplies every layer of z [..., d] in place by its factor, [..., L]."""
-        for part, factor in zip(z.split(self.sizes, dim=-1), factors.to(z.dtype).unbind(-1), strict=True):
+        for part, factor in zip(z.split_with_sizes(self.sizes, -1), factors.to(z.dtype).unbind(-1), strict=True):
             part.mul_(factor.unsqueeze(-1))
         return z
 
@@ -50,10 +50,12 @@ class FlatModel:
         self.device = self.parameters[0].device
         self._buffers = [b for b in module.buffers() if b.numel()]
         self.bound: Tensor | None = None
+        self.bound_views: list[Tensor] = []
+        self._recent: list[tuple[Tensor, list[Tensor]]] = []  # methods with several points come back to the same few
 
     def views(self, w: Tensor) -> list[Tensor]:
         """The parameter tensors inside w [d]."""
-        parts = w.split(self.layers.sizes)
+        parts = w.split_with_sizes(self.layers.sizes)
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def vector(self) -> Tensor:
@@ -62,10 +64,15 @@ class FlatModel:
 
     def bind(self, w: Tensor) -> None:
         """Makes w [d] the parameters of the module."""
-        if w is not self.bound:
-            for p, view in zip(self.parameters, self.views(w), strict=True):
-                p.data = view
-            self.bound = w
+        if w is self.bound:
+            return
+        found = next((pair for pair in self._recent if pair[0] is w), None)
+        if found is None:
+            found = (w, self.views(w))
+            self._recent = [found, *self._recent[:2]]
+        self.bound, self.bound_views = found
+        for p, view in zip(self.parameters, self.bound_views, strict=True):
+            p.data = view
 
     @property
     def has_buffers(self) -> bool:
@@ -79,5 +86,5 @@ class FlatModel:
 
     def write_buffers(self, values: Tensor) -> None:
         """Sets all buffers from values [b]; whole-number buffers are rounded."""
-        for b, part in zip(self._buffers, values.split([b.numel() for b in self._buffers]), strict=True):
+        for b, part in zip(self._buffers, values.split_with_sizes([b.numel() for b in self._buffers]), strict=True):
             b.copy_((part if b.is_floating_point() else part.round()).view(b.shape))

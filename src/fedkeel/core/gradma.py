@@ -20,9 +20,13 @@ def worker_update(x: Tensor, x_old: Tensor, steps: Steps, lr: float) -> Tensor:
     They are the gradient at the previous iterate (x_old before the first step), the gradient at x and the way from x.
     """
     w, before = steps.copy(x), steps.copy(x_old)
-    for grad in steps:
-        p, away = grad(w), w - x
-        u = project(p, (grad(before), grad(x), away))
+    for k, grad in enumerate(steps):
+        p = grad(w)
+        # In step 0 w is x: the gradient there is p itself, which binds nothing, and no way has been made. In step 1 the
+        # previous iterate is x.
+        columns = [] if k == 1 else [grad(before)]
+        columns += [grad(x), w - x] if k else []
+        u = project(p, columns)
         before.copy_(w)
         w.sub_(steps.clip(u), alpha=lr)
     return w

@@ -23,10 +23,13 @@ def project(p: Tensor, columns: Sequence[Tensor]) -> Tensor:
     An optimal z has its support on linearly independent columns, so one of the 2^C supports is the answer: all of them
     are solved and the one that violates the optimality conditions least is taken. Written over p.
     """
+    inner = [_dot(m, p) for m in columns]
+    if all(bool((z >= 0).all()) for z in inner):
+        return p
     C = len(columns)
     squares = torch.stack([_dot(m, m) for m in columns], dim=-1)  # [..., C]
     scale = torch.where(squares > 0, squares.clamp_min(1e-300).rsqrt(), 0.0)  # 0 drops a zero column
-    q = torch.stack([_dot(m, p) for m in columns], dim=-1) * scale
+    q = torch.stack(inner, dim=-1) * scale
     limit = -TOLERANCE * _dot(p, p).sqrt().unsqueeze(-1)
     if bool((q >= limit).all()):
         return p
@@ -53,7 +56,7 @@ def _solve_by_enumeration(A: Tensor, q: Tensor) -> Tensor:
     inside = supports.unsqueeze(-1) * supports.unsqueeze(-2)  # [2^C, C, C]
     system = A.unsqueeze(-3) * inside + eye * (1 - supports).unsqueeze(-1)
     target = -q.unsqueeze(-2) * supports  # [..., 2^C, C]
-    z = torch.linalg.solve_ex(system, target.unsqueeze(-1))[0].squeeze(-1)  # singular supports give inf or nan
+    z: Tensor = torch.linalg.solve_ex(system, target.unsqueeze(-1))[0].squeeze(-1)  # singular supports give inf or nan
     slack = (A.unsqueeze(-3) @ z.unsqueeze(-1)).squeeze(-1) + q.unsqueeze(-2)
     violation = torch.maximum((-z).amax(-1), (-slack).amax(-1)).nan_to_num(nan=torch.inf)  # [..., 2^C]
     best = violation.argmin(-1, keepdim=True).unsqueeze(-1).expand(*violation.shape[:-1], 1, C)

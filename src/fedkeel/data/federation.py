@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,8 @@ class Federation:
     origin: dict[str, Any] = field(default_factory=dict)  # how it was made, if it has a name
 
     def __post_init__(self) -> None:
-        empty = np.flatnonzero(np.diff(self.offsets) == 0)
+        self.sizes = np.diff(self.offsets)  # [N] samples of every client; made once, for a round must not cost O(N)
+        empty = np.flatnonzero(self.sizes == 0)
         if len(self) == 0:
             raise ValueError("clients: there are none; give at least one (x, y) pair")
         if len(empty):
@@ -51,21 +52,23 @@ class Federation:
         cls, clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None = None, **origin: Any
     ) -> Federation:
         """A federation from one (x, y) pair of numpy arrays or tensors per client, and an optional test pair."""
+        if not isinstance(clients, Iterable):
+            raise ValueError(f"clients: expected a list of (x, y) pairs, not {type(clients).__name__}")
         pairs = []
         for i, pair in enumerate(clients):
-            x, y = _pair(pair, f"clients[{i}]")
-            if pairs and x.shape[1:] != pairs[0][0].shape[1:]:
-                raise ValueError(
-                    f"clients[{i}]: samples have shape {list(x.shape[1:])}, those of client 0 {list(pairs[0][0].shape[1:])}"
-                )
-            pairs.append((x, y))
+            pairs.append(_pair(pair, f"clients[{i}]"))
+            _same_shapes(pairs[-1], pairs[0], f"clients[{i}]")
         sizes = [len(y) for _, y in pairs]
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         if not pairs or 0 in sizes:
             return cls(torch.zeros(0), torch.zeros(0), offsets)  # whose checks name the empty client
+        if test is not None:
+            test = _pair(test, "test")
+            if len(test[1]) == 0:
+                raise ValueError("test: it has no samples; pass None for no test data")
         x = torch.cat([x for x, _ in pairs])
         y = torch.cat([y for _, y in pairs])
-        return cls(x, y, offsets, None, None if test is None else _pair(test, "test"), dict(origin))
+        return cls(x, y, offsets, None, test, dict(origin))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -77,11 +80,6 @@ class Federation:
 
     def size(self, client: int) -> int:
         return int(self.offsets[client + 1] - self.offsets[client])
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Samples of every client, [N]."""
-        return np.diff(self.offsets)
 
     def rows(self, client: int, numbers: np.ndarray) -> np.ndarray:
         """Sample numbers of a client -> rows of x and y."""
@@ -104,13 +102,14 @@ class Federation:
     def fingerprint(self) -> str:
         """A hash that changes with the data or the split: all labels, the split, and a sample of the inputs."""
         digest = hashlib.blake2b(digest_size=16)
-        stride = max(1, len(self.x) // 4096)
-        parts = [self.offsets, self.order, self.y, self.x[::stride], *(self.test or ())]
+        parts = [self.offsets, self.order]
+        for x, y in [(self.x, self.y)] + ([] if self.test is None else [self.test]):
+            parts += [x[:: max(1, len(x) // 4096)], y]
         for part in parts:
             if part is not None:
-                array = np.ascontiguousarray(part)
-                digest.update(f"{array.dtype}{array.shape}".encode())
-                digest.update(array.tobytes()[: 1 << 26])
+                z = torch.as_tensor(part).cpu().contiguous()
+                digest.update(f"{z.dtype}{tuple(z.shape)}".encode())
+                digest.update(memoryview(z.reshape(-1).view(torch.uint8).numpy()))  # bytes: numpy has no bfloat16
         return digest.hexdigest()
 
 
@@ -140,9 +139,24 @@ class Dataset:
 
 def _pair(pair: Any, where: str) -> tuple[Tensor, Tensor]:
     try:
-        x, y = (torch.as_tensor(z) for z in pair)
+        x, y = (_tensor(z) for z in pair)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: expected a pair (x, y) of arrays: {error}") from error
+    if not x.dim() or not y.dim():
+        raise ValueError(f"{where}: expected a pair (x, y) of arrays, not of single numbers")
     if len(x) != len(y):
         raise ValueError(f"{where}: {len(x)} inputs but {len(y)} targets")
     return x, y
+
+
+def _tensor(z: Any) -> Tensor:
+    """z as a tensor, without copying where torch can share the memory (not of read-only or reversed arrays)."""
+    if isinstance(z, np.ndarray) and (not z.flags.writeable or min(z.strides, default=0) < 0):
+        z = z.copy()
+    return torch.as_tensor(z).detach()
+
+
+def _same_shapes(pair: tuple[Tensor, Tensor], first: tuple[Tensor, Tensor], where: str) -> None:
+    for what, z, of_first in zip(("samples", "targets"), pair, first, strict=True):
+        if z.shape[1:] != of_first.shape[1:]:
+            raise ValueError(f"{where}: {what} have shape {list(z.shape[1:])}, those of client 0 {list(of_first.shape[1:])}")

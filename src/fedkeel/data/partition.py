@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import heapq
 import inspect
 from collections.abc import Callable
+from numbers import Integral, Real
 
 import numpy as np
 
 from fedkeel.core.algorithm import nearest
+
+LARGEST = 1e100  # concentration; more is no more even, and the sum of the draws would overflow
 
 
 def partition(kind: str, labels: np.ndarray, clients: int, seed: int, **options: float) -> list[np.ndarray]:
     """Sample numbers per client; every client gets at least one."""
     if kind not in PARTITIONS:
         raise ValueError(f"split: unknown name {kind!r}{nearest(kind, PARTITIONS)}")
-    if not isinstance(clients, (int, np.integer)) or not 1 <= clients <= len(labels):
+    if not _whole(clients) or not 1 <= clients <= len(labels):
         raise ValueError(f"clients = {clients!r} is not allowed; it must be from 1 to the number of samples, {len(labels)}")
+    if not _whole(seed) or seed < 0:
+        raise ValueError(f"seed = {seed!r} is not allowed; it must be a whole number >= 0")
     known = set(inspect.signature(PARTITIONS[kind]).parameters) - {"rng", "labels", "clients"}
     for option in options:
         if option not in known:
             raise ValueError(f"split {kind!r}: unknown option {option!r}{nearest(option, known) if known else ''}")
-    rng = np.random.default_rng((seed, 0x5917))
+    rng = np.random.default_rng((int(seed), 0x5917))
     return _nobody_empty(PARTITIONS[kind](rng, np.asarray(labels), int(clients), **options))
 
 
@@ -51,32 +57,33 @@ def dirichlet_per_client(
     """
     _positive("concentration", concentration)
     names, coded = np.unique(labels, return_inverse=True)
-    piles = [list(rng.permutation(np.flatnonzero(coded == label))) for label in range(len(names))]
+    piles = [rng.permutation(np.flatnonzero(coded == label)) for label in range(len(names))]
+    used, left = np.zeros(len(names), dtype=np.int64), np.array([len(pile) for pile in piles])
     priors = np.stack([_dirichlet(rng, concentration, len(names)) for _ in range(clients)])
     sizes = [len(part) for part in np.array_split(np.arange(len(labels)), clients)]
     parts = []
     for prior, size in zip(priors, sizes, strict=True):
-        mine: list[int] = []
-        while len(mine) < size:
-            left = np.array([len(pile) for pile in piles])
+        mine: list[np.ndarray] = []
+        while size > 0:
             chances = prior * (left > 0)
             # A prior whose classes are all used up falls back on what is left.
             chances = chances / chances.sum() if chances.sum() > 0 else left / left.sum()
-            for label, count in enumerate(rng.multinomial(size - len(mine), chances)):
-                mine += piles[label][:count]
-                del piles[label][:count]
-        parts.append(np.array(mine, dtype=np.int64))
+            counts = np.minimum(rng.multinomial(size, chances), left)
+            mine += [piles[label][used[label] : used[label] + counts[label]] for label in np.flatnonzero(counts)]
+            used, left, size = used + counts, left - counts, size - counts.sum()
+        parts.append(np.concatenate(mine))
     return parts
 
 
 def shards(rng: np.random.Generator, labels: np.ndarray, clients: int, per_client: int = 2) -> list[np.ndarray]:
     """The samples sorted by label and cut into equal shards, `per_client` of them to each client (McMahan et al.)."""
-    if not 1 <= per_client <= len(labels) // clients:
-        raise ValueError(f"per_client = {per_client} is not allowed; it must be from 1 to {len(labels) // clients}")
+    most = len(labels) // clients
+    if not _whole(per_client) or not 1 <= per_client <= most:
+        raise ValueError(f"per_client = {per_client!r} is not allowed; it must be a whole number from 1 to {most}")
     by_label = rng.permutation(len(labels))
     by_label = by_label[np.argsort(labels[by_label], kind="stable")]
-    cuts = np.array_split(by_label, clients * int(per_client))
-    dealt = rng.permutation(len(cuts)).reshape(clients, int(per_client))
+    cuts = np.array_split(by_label, clients * per_client)
+    dealt = rng.permutation(len(cuts)).reshape(clients, per_client)
     return [np.concatenate([cuts[shard] for shard in mine]) for mine in dealt]
 
 
@@ -101,14 +108,20 @@ def _grouped(owner: np.ndarray, clients: int) -> list[np.ndarray]:
 
 def _nobody_empty(parts: list[np.ndarray]) -> list[np.ndarray]:
     """Clients that got nothing take one sample each from those that have most."""
-    sizes = np.array([len(part) for part in parts])
-    for client in np.flatnonzero(sizes == 0):
-        richest = int(sizes.argmax())
-        parts[client], parts[richest] = parts[richest][-1:], parts[richest][:-1]
-        sizes[client], sizes[richest] = 1, sizes[richest] - 1
+    richest = [(-len(part), client) for client, part in enumerate(parts) if len(part) > 1]
+    heapq.heapify(richest)
+    for client, part in enumerate(parts):
+        if len(part) == 0:
+            size, giver = heapq.heappop(richest)
+            parts[client], parts[giver] = parts[giver][-1:], parts[giver][:-1]
+            heapq.heappush(richest, (size + 1, giver))
     return parts
 
 
 def _positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < np.inf:
-        raise ValueError(f"{name} = {value!r} is not allowed; it must be > 0")
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= LARGEST:
+        raise ValueError(f"{name} = {value!r} is not allowed; it must be > 0 and at most {LARGEST:g}")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

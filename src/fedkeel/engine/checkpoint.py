@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -30,9 +31,22 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+        _sync(path.parent)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         raise StorageError(f"out: cannot write {path}: {error.strerror or error}") from error
+
+
+def _sync(folder: Path) -> None:
+    """Makes a renaming last: slots of the store that only the old checkpoint needs are written over from now on."""
+    if os.name != "posix":
+        return  # elsewhere a directory cannot be opened
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def guarded(path: Path, action: Callable[[], Any]) -> Any:

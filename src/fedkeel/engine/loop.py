@@ -6,7 +6,10 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,15 +89,23 @@ class Trainer:
         self.warm = not self.algo.warms_up()
         self.server, initial = self.algo.init(model.vector())
         self.directory = None if out is None else RunDirectory(out, resume)
-        path = None if self.directory is None else self.directory.store
-        if path is None and store == "disk":
-            path = _temporary_file()
-        guarded(path or Path("."), lambda: setattr(self, "store", Store(initial, self.N, self.S, path)))
-        self.store: Store
+        self.store = self._make_store(initial, on_disk=store == "disk")
         self.engine, self.why = engine, ""
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
         self._saved, self._cost = time.monotonic(), 0.0
+
+    def _make_store(self, initial: Any, on_disk: bool) -> Store:
+        if self.directory is not None:
+            path = self.directory.store
+        elif on_disk:
+            path = Path(tempfile.mkdtemp(prefix="fedkeel-")) / "clients.bin"
+        else:
+            return Store(initial, self.N, self.S)
+        store = guarded(path, lambda: Store(initial, self.N, self.S, path))
+        if self.directory is None:
+            weakref.finalize(store, shutil.rmtree, path.parent, ignore_errors=True)
+        return store
 
     # The loop -----------------------------------------------------------------------------------------------------
 
@@ -118,7 +129,7 @@ class Trainer:
         start, t = time.perf_counter(), self.t
         ids = self.settings.participants(t, self.N)
         expected, up, faults = len(ids), 0.0, {}
-        if self.algo.surveys():
+        if self.algo.surveys(t):
             survey = self._exchange(runner, self._jobs("survey", t, ids), "prepare")
             ids, up, faults = survey.r.ids.tolist(), survey.up, survey.faults
         jobs = self._jobs("client", t, ids)
@@ -306,16 +317,6 @@ def _difference(part: str, theirs: Any, ours: Any) -> str:
             if theirs.get(key) != ours[key]:
                 return f"{key} is {ours[key]!r} now, but {theirs.get(key)!r} in the checkpoint"
     return f"the {part} differ from those of the checkpoint"
-
-
-def _temporary_file() -> Path:
-    import tempfile
-    import weakref
-
-    folder = tempfile.TemporaryDirectory(prefix="fedkeel-")
-    path = Path(folder.name) / "clients.bin"
-    weakref.finalize(path, folder.cleanup)
-    return path
 
 
 def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None) -> FlatModel:

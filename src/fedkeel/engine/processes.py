@@ -9,9 +9,11 @@ again, or takes longer than `timeout` over it, makes that a client fault.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -26,8 +28,18 @@ from fedkeel.engine.sequential import describe
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Jobs, Uploads, Work
 
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 DEATHS = 3  # of workers over one client, until the client is given up for the round
 AHEAD = 2  # tasks a worker holds, so that it never waits for the next one
+
+
+def _die_with(driver: int) -> None:
+    """Ends this worker with the driver, even in the middle of a client: a resumed run may already write to the slot of
+    the store that it was going to fill. Elsewhere than on Linux it lives until it has finished the client."""
+    if _libc is not None:
+        _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != driver:  # it was too fast for us
+        os._exit(0)
 
 
 @dataclass
@@ -70,13 +82,14 @@ class Processes:
     def _start(self) -> Worker:
         ours, theirs = self.context.Pipe()
         others = [worker.pipe for worker in self.workers] + [ours]
-        process = self.context.Process(target=self._serve, args=(theirs, others), daemon=True)
+        process = self.context.Process(target=self._serve, args=(theirs, others, os.getpid()), daemon=True)
         process.start()
         theirs.close()
         return Worker(process, ours)
 
-    def _serve(self, pipe: Connection, others: list[Connection]) -> None:
+    def _serve(self, pipe: Connection, others: list[Connection], driver: int) -> None:
         """The life of a worker: read a task, run the client, leave the result in shared memory."""
+        _die_with(driver)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
         for other in others:  # or this process would keep its siblings' pipes open after the driver's death
             other.close()
@@ -194,6 +207,8 @@ class Processes:
     def close(self) -> None:
         for worker in self.workers:
             worker.pipe.close()
+            if worker.tasks:  # the run has failed: nobody waits for these
+                worker.process.kill()
         for worker in self.workers:
             worker.process.join(timeout=2)
             if worker.process.is_alive():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -16,6 +19,11 @@ from torch import Tensor, nn
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.engine.checkpoint import NAME, StorageError, guarded, write_atomically
 from fedkeel.engine.store import Store
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 class Clients(Mapping[int, Any]):
@@ -78,23 +86,34 @@ class RunDirectory:
             raise StorageError(f"out: cannot write {path}: Permission denied")
         if self.checkpoint.exists() and not resume:
             raise ValueError(f"out: {path} already holds a run; pass resume=True to go on with it, or another directory")
+        self._claim()
         if not self.checkpoint.exists():
-            self.store.unlink(missing_ok=True)
+            guarded(self.store, lambda: self.store.unlink(missing_ok=True))
+
+    def _claim(self) -> None:
+        """Two processes that write the same client memory would spoil it. The lock ends with the process that took it."""
+        if fcntl is None:
+            return
+        file = guarded(self.path, lambda: os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600))
+        weakref.finalize(self, os.close, file)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):  # the others: a file system that has no locks
+                raise ValueError(f"out: another process is training in {self.path}") from None
 
     def begin(self, config: dict[str, Any], history: list[dict[str, Any]]) -> None:
         write_atomically(self.path / "config.toml", tomli_w.dumps(_plain(config)).encode())
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history).encode())
-        self.metrics = guarded(self.path, lambda: open(self.path / "metrics.jsonl", "a"))  # noqa: SIM115
 
     def add(self, row: dict[str, Any]) -> None:
         def write() -> None:
-            self.metrics.write(json.dumps(row) + "\n")
-            self.metrics.flush()
+            with open(self.path / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(row) + "\n")
 
         guarded(self.path / "metrics.jsonl", write)
 
     def end(self, run: Run) -> None:
-        self.metrics.close()
         weights = {name: z.detach().cpu().clone() for name, z in run.model.state_dict().items()}
         write_atomically(self.path / "model.safetensors", save(weights))
         write_atomically(self.path / "summary.json", json.dumps(run.summary(), indent=2).encode())
@@ -106,4 +125,4 @@ def _plain(value: Any) -> Any:
         return {key: _plain(z) for key, z in value.items() if z is not None}
     if isinstance(value, (list, tuple)):
         return [_plain(z) for z in value]
-    return value
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

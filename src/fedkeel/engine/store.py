@@ -2,7 +2,8 @@
 
 A record is never overwritten. A new one goes to a free slot and becomes valid when it is committed; the old slot is free
 again once no checkpoint needs it. So a client that fails keeps what it had, and a kill at any moment leaves everything
-that the last checkpoint points to.
+that the last checkpoint points to. A file begins with a random name that its checkpoints know, so that another file, or a
+new one in place of one that was deleted, is not taken for it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeel.engine.memory import Layout, shared_block
+from fedkeel.engine.checkpoint import guarded
+from fedkeel.engine.memory import ALIGN, Layout, shared_block
 
 CHUNK = 64  # slots reserved on disk at a time, so that a full disk is an error and not a crash
+CHUNK_BYTES = 1 << 24  # but no more than this, where records are large
+NAME_BYTES = 16
 
 
 class Store:
@@ -31,18 +35,33 @@ class Store:
         self.reserved = 0
         self.pinned: set[int] = set()  # slots that the last checkpoint points to
         self.waiting: list[int] = []  # retired slots that it still needs
-        self.path = path
+        self.path = path if initial is not None else None
         if initial is None:
             return
         self.layout = Layout(initial)
+        self.size = max(self.layout.nbytes, ALIGN)
         # Live slots, those of the last checkpoint, and the ones being written.
-        nbytes = self.layout.nbytes * (2 * N + 2 * S + CHUNK)
+        self.nbytes = self._place(2 * N + 2 * S + CHUNK)
         if path is None:
-            self.memory = shared_block(nbytes)
-        else:
-            self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.ftruncate(self.file, nbytes)
-            self.memory = mmap.mmap(self.file, nbytes)
+            self.memory = shared_block(self.nbytes)
+        elif not path.exists():
+            self._create(path)
+        # A file that exists belongs to a checkpoint: it is left alone until `restore` knows that it is the right one.
+
+    def _create(self, path: Path) -> None:
+        with open(path, "xb") as file:
+            file.write(os.urandom(NAME_BYTES))
+        self.memory = self._map(path)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        with open(path, "r+b") as file:
+            if os.fstat(file.fileno()).st_size < self.nbytes:
+                os.ftruncate(file.fileno(), self.nbytes)
+            return mmap.mmap(file.fileno(), self.nbytes)
+
+    def _place(self, slot: int) -> int:
+        """Where a slot begins."""
+        return ALIGN + slot * self.size
 
     def __contains__(self, client: int) -> bool:
         return client in self.live
@@ -51,7 +70,7 @@ class Store:
         """The record in a slot, without copying; the initial one for None."""
         if slot is None or self.initial is None:
             return self.initial
-        return self.layout.view(self.memory, slot * self.layout.nbytes)
+        return self.layout.view(self.memory, self._place(slot))
 
     def read(self, client: int) -> Any:
         return self.slot_record(self.live.get(client))
@@ -62,10 +81,18 @@ class Store:
             return self.free.pop()
         slot, self.fresh = self.fresh, self.fresh + 1
         if self.path is not None and slot >= self.reserved:
-            size = self.layout.nbytes
-            os.posix_fallocate(self.file, slot * size, CHUNK * size)
-            self.reserved = slot + CHUNK
+            count = max(1, min(CHUNK, CHUNK_BYTES // self.size))
+            guarded(self.path, lambda: self._reserve(slot, count))
+            self.reserved = slot + count
         return slot
+
+    def _reserve(self, slot: int, count: int) -> None:
+        with open(self.path, "r+b") as file:  # type: ignore[arg-type]
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), self._place(slot), count * self.size)
+            else:  # macOS
+                file.seek(self._place(slot))
+                file.write(bytes(count * self.size))
 
     def write(self, slot: int, record: Any) -> None:
         for target, z in zip(self.slot_record(slot), record, strict=True):
@@ -83,10 +110,12 @@ class Store:
 
     def index(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of the store: clients and their slots."""
-        if self.initial is not None and self.path is not None:
-            self.memory.flush()
         live = torch.tensor(list(self.live.items()), dtype=torch.int64).reshape(-1, 2)
-        return {"store.clients": live[:, 0].contiguous(), "store.slots": live[:, 1].contiguous()}
+        index = {"store.clients": live[:, 0].contiguous(), "store.slots": live[:, 1].contiguous()}
+        if self.path is not None:
+            guarded(self.path, self.memory.flush)
+            index["store.name"] = torch.frombuffer(bytearray(self.memory[:NAME_BYTES]), dtype=torch.uint8)
+        return index
 
     def pin(self) -> None:
         """The checkpoint with the present index is on disk: only its slots are needed from now on."""
@@ -100,3 +129,16 @@ class Store:
         self.fresh = max(self.pinned, default=-1) + 1
         self.reserved = 0
         self.free = sorted(set(range(self.fresh)) - self.pinned)
+        self.waiting = []
+        if self.path is not None:
+            self._reopen(self.path, bytes(index["store.name"].tolist()))
+
+    def _reopen(self, path: Path, name: bytes) -> None:
+        """Maps the file, if it is the one with this name and holds all live slots."""
+        with guarded(path, lambda: open(path, "rb")) as file:
+            whole = os.fstat(file.fileno()).st_size >= self._place(self.fresh)
+            if file.read(NAME_BYTES) != name or not whole:
+                raise ValueError(
+                    f"resume: {path} is not the client memory of the checkpoint beside it (deleted, cut or of another run)"
+                )
+        self.memory = guarded(path, lambda: self._map(path))

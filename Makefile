@@ -1,0 +1,35 @@
+# Everything runs in .venv, made on first use; the system's Python is not touched.
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint check bench clean
+
+demo: $(READY)  ## compare seven methods on digits; writes runs/demo/compare.html
+	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
+
+test: $(READY)  ## the fast tests
+	$(BIN)/python -m pytest -m "not slow" -n 2
+
+test-slow: $(READY)  ## the long ones: kills at random moments, large splits
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)  ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint test  ## all that a commit needs
+
+bench: $(READY)  ## ratios to bare PyTorch, and a million clients
+	$(BIN)/python benchmarks/core.py a
+	$(BIN)/python benchmarks/core.py b
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis

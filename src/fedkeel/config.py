@@ -1,0 +1,241 @@
+"""A run whose data, model and algorithm have names: what a study file says, what a run's directory keeps.
+
+Importing this module loads neither torch nor numpy; what trains does.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedkeel.fields import LOCAL_STEPS, SETTINGS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedkeel.data.federation import Federation
+    from fedkeel.engine.run import Run
+
+SPLIT_OPTIONS = {"concentration": 0.1, "per_client": 2}  # for the splits that take them
+# A new value of the key makes older values of these meaningless.
+REPLACES = {
+    "algorithm": ("hyperparameters",),
+    "local_steps": ("local_epochs",),
+    "local_epochs": ("local_steps",),
+}
+
+
+def described(name: str) -> Any:
+    """A field of RunConfig with what `fields` says of it."""
+    about = SETTINGS[name]
+    return Field(about.default, description=about.doc, examples=[about.example])
+
+
+class RunConfig(BaseModel):
+    """The keys of a study file, which are also the options of `fedkeel run`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    data: str = described("data")
+    split: str = described("split")
+    clients: int = described("clients")
+    concentration: float | None = described("concentration")
+    per_client: int | None = described("per_client")
+    split_seed: int = described("split_seed")
+    model: str = described("model")
+    algorithm: str = described("algorithm")
+    hyperparameters: dict[str, bool | int | float | str] = described("hyperparameters")
+    rounds: int = described("rounds")
+    cohort: int | float = described("cohort")
+    local_steps: int | None = described("local_steps")
+    local_epochs: int | None = described("local_epochs")
+    batch_size: int | Literal["all"] = described("batch_size")
+    weight_decay: float = described("weight_decay")
+    lr_decay: float = described("lr_decay")
+    clip: float | None = described("clip")
+    weights: str = described("weights")
+    seed: int = described("seed")
+    evaluate_every: int = described("evaluate_every")
+    engine: str = described("engine")
+    device: str = described("device")
+    workers: int | None = described("workers")
+    timeout: float | None = described("timeout")
+    min_clients: int = described("min_clients")
+
+    def __init__(self, **values: Any) -> None:
+        """As pydantic, with errors of one line that name the key, the value and what is allowed."""
+        if values.get("local_steps") is None and values.get("local_epochs") is None:
+            values["local_steps"] = LOCAL_STEPS
+        elif values.get("local_steps") is not None and values.get("local_epochs") is not None:
+            raise ValueError(
+                f"local_steps = {values['local_steps']} is not allowed beside local_epochs = {values['local_epochs']}; "
+                "give one of them"
+            )
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ValueError(_one_line(error)) from None
+        for key in ("workers", "timeout"):  # the engine checks all other ranges
+            if (value := getattr(self, key)) is not None and not 0 < value < float("inf"):
+                raise ValueError(_refused(key, value))
+
+    def changed(self, **changes: Any) -> RunConfig:
+        """The config with new values; what they make meaningless goes back to its default."""
+        values = self.model_dump(exclude_unset=True)
+        gone = [old for key, z in changes.items() if z != getattr(self, key, None) for old in REPLACES.get(key, ())]
+        if changes.get("split", self.split) != self.split:
+            gone += set(SPLIT_OPTIONS) - _options_of(changes["split"])
+        return RunConfig(**{key: value for key, value in values.items() if key not in gone} | changes)
+
+
+def _one_line(error: ValidationError) -> str:
+    from fedkeel.core.algorithm import nearest
+
+    first = error.errors()[0]
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return f"{key}: unknown setting{nearest(key, SETTINGS)}"
+    return _refused(key, first["input"], ".".join(map(str, first["loc"][: 2 if key == "hyperparameters" else 1])))
+
+
+def _refused(key: str, value: Any, name: str = "") -> str:
+    return f"{name or key} = {value!r} is not allowed; it must be {SETTINGS[key].allowed}"
+
+
+# Study files ----------------------------------------------------------------------------------------------------------
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file, with its faults in one line."""
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise ValueError(f"study: cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"study: {path} is not a TOML file: {' '.join(str(error).split())}") from None
+
+
+def read_study(path: str | Path) -> dict[str, Any]:
+    """The settings in a study file; a run's config.toml is one, unless it was made from Python objects."""
+    values = read_toml(path)
+    if "note" in values:
+        raise ValueError(f"study: {path} cannot be run from its file: {values['note']}")
+    return values
+
+
+def read(path: str | Path) -> RunConfig:
+    """The run that a study file describes."""
+    return RunConfig(**read_study(path))
+
+
+# Running --------------------------------------------------------------------------------------------------------------
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Checks the config and writes every default out, so that what is kept means the same when a default changes."""
+    import dataclasses
+
+    from fedkeel.core.algorithm import make
+    from fedkeel.engine.settings import Settings, check_engine
+
+    algo = make(config.algorithm, **config.hyperparameters)
+    for field in dataclasses.fields(algo):  # type: ignore[arg-type]
+        if field.type is int and isinstance(value := getattr(algo, field.name), float):
+            raise ValueError(f"{algo.name}: {field.name} = {value!r} is not allowed; it must be a whole number")
+    names = [field.name for field in dataclasses.fields(Settings)]
+    settings = Settings(**{key: value for key, value in _settings(config).items() if key in names})
+    settings.check_clients(config.clients)
+    check_engine(config.engine)
+    plain = {key: value for key, value in dataclasses.asdict(algo).items() if value is not None}  # type: ignore[call-overload]
+    return with_split_defaults(config).changed(hyperparameters=plain)
+
+
+def with_split_defaults(config: RunConfig) -> RunConfig:
+    """The config with the options that its split takes."""
+    missing = [key for key in _options_of(config.split) if getattr(config, key) is None]
+    return config.changed(**{key: SPLIT_OPTIONS[key] for key in missing})
+
+
+def _options_of(split: str) -> set[str]:
+    import inspect
+
+    from fedkeel.data.partition import PARTITIONS
+
+    takes = inspect.signature(PARTITIONS[split]).parameters if split in PARTITIONS else {}
+    return {key for key in SPLIT_OPTIONS if key in takes}
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """The keywords of `train` that a config holds as they are."""
+    keys = ("rounds", "cohort", "local_steps", "weight_decay", "lr_decay", "clip", "weights", "seed", "engine", "device")
+    values = {key: getattr(config, key) for key in (*keys, "evaluate_every", "min_clients", "workers", "timeout")}
+    batch_size = None if config.batch_size == "all" else config.batch_size
+    return values | {"batch_size": batch_size, "local_epochs": 1 if config.local_epochs is None else config.local_epochs}
+
+
+def federation(config: RunConfig) -> Federation:
+    """The clients of a run and their data."""
+    from fedkeel.data.sources import load
+
+    options = {key: getattr(config, key) for key in SPLIT_OPTIONS if getattr(config, key) is not None}
+    return load(config.data).split(config.split, clients=config.clients, seed=config.split_seed, **options)
+
+
+def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[], nn.Module], Federation]:
+    """What makes the model, and the data; wrong names and numbers of either are found here."""
+    from fedkeel.models import make_model
+
+    fed = fed or federation(config)
+    shape, classes = tuple(fed.x.shape[1:]), int(fed.y.max()) + 1
+    make_model(config.model, shape, classes)
+    return lambda: make_model(config.model, shape, classes), fed
+
+
+def run(
+    config: RunConfig,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | Callable[[dict[str, Any]], None] = True,
+    *,
+    fresh: bool = False,
+    fed: Federation | None = None,
+) -> Run:
+    """Trains as the config says.  fresh: a run that `out` holds is replaced.  fed: the config's data, if they are loaded."""
+    from fedkeel import directory
+    from fedkeel.core.algorithm import make
+    from fedkeel.engine.loop import train
+
+    config = resolve(config)
+    model, fed = task(config, fed)
+    if out is not None and fresh:
+        directory.clear(Path(out))
+    return train(
+        model,
+        fed,
+        make(config.algorithm, **config.hyperparameters),
+        out=out,
+        resume=resume,
+        progress=progress,
+        config=config.model_dump(exclude_none=True),
+        **_settings(config),
+    )
+
+
+def resume(path: str | Path, *, progress: bool | Callable[[dict[str, Any]], None] = True, **changes: Any) -> Run:
+    """Goes on with the run in a directory, e.g. `fk.resume("runs/x", rounds=200)`; a complete run is read back.
+
+    changes: new values of rounds, evaluate_every or of the engine's settings; anything else would be another run.
+    """
+    return run(stored(path).changed(**changes), path, resume=True, progress=progress)
+
+
+def stored(path: str | Path) -> RunConfig:
+    """The config of the run in a directory."""
+    path = Path(path)
+    if not (path / "config.toml").exists():
+        raise ValueError(f"resume: {path} holds no run (there is no {path / 'config.toml'})")
+    return read(path / "config.toml")

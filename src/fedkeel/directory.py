@@ -1,0 +1,79 @@
+"""What the directory of a run holds, read back: is it complete, is it the same run, what did it find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedkeel.config import RunConfig, read_toml
+
+CHECKPOINT = "checkpoint.safetensors"
+FILES = ("config.toml", "metrics.jsonl", CHECKPOINT, "clients.bin", "model.safetensors", "summary.json")
+# Keys that say how a run is carried out, not what it computes: they may differ when it is continued.
+HOW = ("engine", "workers", "timeout", "min_clients")
+
+
+def holds_run(path: Path) -> bool:
+    """Is there anything that a new run in this directory would destroy?"""
+    return any((path / name).exists() for name in (CHECKPOINT, "summary.json"))
+
+
+def summary(path: Path, rounds: int) -> dict[str, Any] | None:
+    """The summary of a run of so many rounds, None if the one in the directory is not complete."""
+    try:
+        found = json.loads((path / "summary.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("rounds") == rounds else None
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    """One row per round of a complete run."""
+    try:
+        return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"out: {path / 'metrics.jsonl'} cannot be read: {error}") from None
+
+
+def next_round(path: Path) -> int | None:
+    """The round at which the checkpoint in a directory goes on; None if there is none, or it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path / CHECKPOINT, framework="np") as file:
+            return int(file.metadata()["round"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+
+
+def difference(path: Path, config: RunConfig) -> str | None:
+    """How the run in a directory differs from a resolved config: the first key, in words; None if it does not."""
+    theirs: Mapping[str, Any] = read_toml(path / "config.toml") if (path / "config.toml").exists() else {}
+    if "note" in theirs:
+        return f"{path} holds a run of Python objects"
+    ours = config.model_dump(exclude_none=True)
+    for key in [key for key in {**ours, **theirs} if key not in HOW]:
+        then, now = theirs.get(key), ours.get(key)
+        if isinstance(then, dict) and isinstance(now, dict) and then != now:
+            key = next(name for name in {**now, **then} if then.get(name) != now.get(name))
+            then, now = then.get(key), now.get(key)
+        if then != now:
+            return f"{path} holds a run with {key} = {_word(then)}, this one has {_word(now)}"
+    return None
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else repr(value)
+
+
+def clear(path: Path) -> None:
+    """Removes the run in a directory, and nothing else that may lie there."""
+    from fedkeel.engine.checkpoint import guarded
+    from fedkeel.engine.run import RunDirectory
+
+    claimed = RunDirectory(path, resume=True)  # an error if another process is training there
+    for name in FILES:
+        guarded(path / name, lambda name=name: (path / name).unlink(missing_ok=True))
+    del claimed

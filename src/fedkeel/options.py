@@ -1,0 +1,130 @@
+"""Options of the command line that nobody writes by hand: one for every field of RunConfig and of the algorithm."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from fedkeel.fields import SETTINGS
+
+if TYPE_CHECKING:
+    from fedkeel.config import RunConfig
+
+NAMES = [name for name in SETTINGS if name != "hyperparameters"]
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def task_options(names: Iterable[str] = NAMES) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command an option for each of these settings; it gets the given ones as the dictionary `settings`.
+
+    They arrive as text: RunConfig checks them, so that a wrong value is the same error in a file and on the command line.
+    """
+    names = list(names)
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command, eval_str=True)
+        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values() if p.name != "settings"]
+
+        @functools.wraps(command)
+        def call(**given: Any) -> Any:
+            texts = {name: given.pop(name) for name in names}
+            settings = {name: _setting(name, text) for name, text in texts.items() if text is not None}
+            return command(settings=settings, **given)
+
+        call.__signature__ = own.replace(parameters=kept + [_option(name) for name in names])  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _option(name: str) -> inspect.Parameter:
+    about = SETTINGS[name]
+    default = "" if about.default is None else f" Default {about.default}."
+    help = f"{about.doc}{default} [dim]E.g. {flag(name)} {about.example}[/dim]"
+    metavar = "NAME" if isinstance(about.default, str) else "NUMBER"
+    option = typer.Option(flag(name), help=help, metavar=metavar, show_default=False, rich_help_panel=about.group)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option])
+
+
+def _setting(name: str, text: str) -> Any:
+    return text if isinstance(SETTINGS[name].default, str) else literal(text)
+
+
+def literal(text: str) -> Any:
+    """The number, truth value or none that a text spells; else the text."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):  # "10" and "0.1" differ: a count and a fraction
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+class TaskCommand(TyperCommand):
+    """Takes options that it does not know for hyper-parameters, and leaves them in ctx.args as `name=value`, or `name`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        known = {spelling: option for option in options for spelling in (*option.opts, *option.secondary_opts)}
+        ours, others, words = [], [], list(args)
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            if word.startswith("--") and len(name) > 2 and name not in known:
+                if not equals and words and not words[0].startswith("--"):  # "-1" is a value, "--other" is none
+                    equals, value = "=", words.pop(0)
+                others.append(f"{name.removeprefix('--')}{equals}{value}")
+            else:
+                ours.append(word)
+                if word in known and not getattr(known[word], "is_flag", False) and words:
+                    ours.append(words.pop(0))
+        rest = super().parse_args(ctx, ours)
+        ctx.args = others
+        return rest
+
+
+def hyperparameters(algorithm: str, given: Iterable[str]) -> dict[str, Any]:
+    """`name=value` texts as hyper-parameters of an algorithm, each of the type of its field; `name` alone is a switch."""
+    import dataclasses
+    import difflib
+
+    from fedkeel.core.algorithm import allowed, lookup
+
+    fields = {field.name: field for field in dataclasses.fields(lookup(algorithm))}  # type: ignore[arg-type]
+    values = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        field = fields.get(name.replace("-", "_"))
+        if field is None:
+            known = [z.replace("_", "-") for z in (*fields, *NAMES, "out", "fresh")]
+            close = difflib.get_close_matches(name, known, cutoff=0.5)  # nearest() would list all of them if there is none
+            told = (
+                f"did you mean {', '.join(map(flag, close))}?"
+                if close
+                else f"{algorithm} has {', '.join(map(flag, fields))}"
+            )
+            raise ValueError(f"unknown option --{name}; {told}")
+        if not equals and field.type is not bool:
+            raise ValueError(f"option --{name} needs a value; it must be {allowed(field)}")
+        values[field.name] = text if field.type is str else literal(text or "true")
+    return values
+
+
+def merged(study: Mapping[str, Any], settings: Mapping[str, Any], extra: Iterable[str] = ()) -> RunConfig:
+    """A study file's settings, changed by those of the command line; extra: hyper-parameters given there."""
+    from fedkeel.config import RunConfig
+
+    config = RunConfig(**study).changed(**settings)
+    given = hyperparameters(config.algorithm, extra)
+    return config.changed(hyperparameters={**config.hyperparameters, **given}) if given else config

@@ -1,0 +1,232 @@
+"""What the command line prints: the result of a run, tables of methods and data sets, a page per method."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedkeel.core.algorithm import Algorithm
+    from fedkeel.data.federation import Federation
+
+PIPE_WIDTH = 180  # nobody looks at the width of a pipe; grep wants whole lines
+WIDE = 130  # columns from which the table of methods shows everything
+
+
+def console() -> Console:
+    """Where results go. In a terminal it is as wide as that; COLUMNS overrides."""
+    free = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if free else PIPE_WIDTH, highlight=False)
+
+
+def table(*columns: str) -> Table:
+    """A table with one rule under its heading. A column that begins with '>' is set flush right."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+    for column in columns:
+        right = column.startswith(">")
+        made.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold", no_wrap=right)
+    return made
+
+
+def amount(number: float) -> str:
+    """A count in three digits: 15.0 k, 3.00 M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= 0.9995 * size:
+            return f"{number / size:.3g} {letter}"
+    return f"{number:.3g}"
+
+
+def run_summary(found: dict[str, Any], out: Path) -> None:
+    """The end of `fedkeel run`: a few lines of what was found, at what cost, and where it lies."""
+    rounds = found["rounds"]
+    if found["final_accuracy"] is None:
+        lines = {"train loss": f"{found['final_train_loss']:.4g}"}
+    else:
+        lines = {"accuracy": f"{found['final_accuracy']:.4f} final, {found['best_accuracy']:.4f} best"}
+    lines["floats"] = (
+        f"{amount(found['up'])} up, {amount(found['down'])} down per participating client "
+        f"({amount(found['up'] / rounds)} up, {amount(found['down'] / rounds)} down a round)"
+    )
+    lines["engine"] = found["engine"] + (f" ({found['engine_reason']})" if found["engine_reason"] else "")
+    if found["dropped"]:
+        lines["dropped"] = f"{found['dropped']} answers of clients; metrics.jsonl says whose and why"
+    lines["files"] = str(out)
+    print(f"{found['algorithm']}: {rounds} rounds in {found['seconds']:.1f} s")
+    for name, line in lines.items():
+        print(f"  {name:<10} {line}")
+
+
+def comparison(rows: list[dict[str, Any]], target: float | None, out: Path) -> None:
+    """The end of `fedkeel compare`."""
+    from fedkeel.study.compare import cells
+
+    shown = [cells(row, target) for row in rows]
+    made = table(*(name if name == "method" else ">" + name.replace(" ", "\n", 1) for name in shown[0]))
+    made.columns[0].no_wrap = True
+    for row in shown:
+        made.add_row(*row.values())
+    screen = console()
+    screen.print(made)
+    if target is not None:
+        screen.print("floats: up and down, per participating client, until the target")
+    for row in rows:
+        for seed, why in row["errors"].items():
+            screen.print(f"failed: {row['method']} seed {seed}: {why}", markup=False, soft_wrap=True)
+    screen.print(f"files: {out / 'compare.html'}, table.csv, results.json", soft_wrap=True)
+
+
+# Methods --------------------------------------------------------------------------------------------------------------
+
+
+def costs(kind: type[Algorithm]) -> dict[str, str]:
+    """What a method keeps and sends, in units of the model's size d: read off its records, as the engine does."""
+    import torch
+
+    from fedkeel.core.algorithm import Plan, down_record, floats
+    from fedkeel.core.dry import dry_run
+    from fedkeel.core.flat import Layers
+
+    layers, d = Layers([6000, 4000]), 10000
+    algo = kind().plan(Plan(N=10, S=10, K=10, T=100))
+    server, memory = algo.init(torch.zeros(d))
+    ups = [dry_run(algo, stage, layers, torch.float32) for stage in ["survey"] * algo.surveys() + ["client"]]
+    tracked = kind.facts.tracked
+    always = sum(floats(up, without=tracked) for up in ups)
+    sometimes = sum(floats(up) for up in ups) - always
+    parts = [f"{always / d:.3g}"] * (always > 0) + [f"{sometimes / d:.3g} Y/S".removeprefix("1 ")] * (sometimes > 0)
+    down = floats(down_record(algo, server))
+    return {"memory": f"{floats(memory) / d:.3g}", "up": " + ".join(parts), "down": f"{down / d:.3g}"}
+
+
+def algorithm_table() -> None:
+    """All methods; a narrow terminal shows fewer columns instead of broken ones."""
+    from fedkeel.core.algorithm import algorithms, lookup
+
+    screen = console()
+    wide = screen.width >= WIDE
+    columns = ("local optimiser", "correction", "server step") if wide else ("local", "correction")
+    shown = table("name", *columns, ">mem", ">up", ">down", ">grad", *(["paper"] if wide else []))
+    shown.columns[0].no_wrap = True
+    if wide:
+        shown.columns[-1].no_wrap, shown.columns[-1].overflow, shown.columns[-1].max_width = True, "ellipsis", 24
+    kinds = sorted((lookup(name) for name in algorithms()), key=lambda kind: (kind.facts.family, kind.name))
+    for last, kind in zip([None, *kinds], kinds, strict=False):
+        facts, cost = kind.facts, costs(kind)
+        if last is None or last.facts.family != facts.family:
+            shown.add_section()
+            shown.add_row(f"[bold]{facts.family}[/bold]")
+        words = (facts.local, facts.correction, facts.step)[: len(columns)]
+        paper = [facts.paper.split(",")[0].split(";")[0]] if wide else []
+        shown.add_row(kind.name, *words, cost["memory"], cost["up"], cost["down"], str(facts.gradients), *paper)
+    screen.print(shown)
+    screen.print(
+        f"{len(kinds)} methods. A client keeps mem between rounds, sends up and receives down in a round, all in units of "
+        "the model's size (Y of the S clients track); grad: gradients per local step.\n"
+        "`fedkeel algorithms NAME` shows one method."
+    )
+
+
+def algorithm_page(name: str) -> None:
+    """Everything about one method that a user needs to choose and set it."""
+    import dataclasses
+
+    from fedkeel.core.algorithm import allowed, lookup
+
+    kind = lookup(name)
+    screen, facts, cost = console(), kind.facts, costs(kind)
+    screen.print(f"[bold]{name}[/bold]  {facts.family}\n")
+    for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
+        screen.print(" ".join(paragraph.split()) + "\n", markup=False)
+    settings = table("setting", "default", "allowed", "papers' grid", "meaning")
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    for field in fields:
+        grid = ", ".join(f"{z:g}" for z in field.metadata.get("grid", ()))
+        settings.add_row(field.name, _value(field.default), allowed(field), grid or "-", field.metadata.get("doc", ""))
+    screen.print(settings)
+    lines = {
+        "local step": facts.local,
+        "correction": facts.correction,
+        "server step": facts.step,
+        "floats": f"up {cost['up']}, down {cost['down']} a round, a client keeps {cost['memory']} (times the model's size)",
+        "gradients": f"{facts.gradients} per local step",
+        "unbiased": f"{'yes' if facts.exact else 'no'}: the minimiser of the global loss is {'' if facts.exact else 'not '}"
+        "a fixed point when clients differ and take several steps",
+        "weights": "uniform only" if facts.uniform else "uniform or samples",
+        "paper": facts.paper,
+    }
+    lined = Table.grid(padding=(0, 2))
+    for key, line in lines.items():
+        lined.add_row(key, line)
+    screen.print(lined)
+    given = [field for field in fields if field.default is not None][:2]
+    flags = "".join(f" --{field.name.replace('_', '-')} {_value(field.default)}" for field in given)
+    screen.print(f"\nfedkeel run --algorithm {name}{flags}", soft_wrap=True)
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def dataset_table() -> None:
+    """All data sets, without loading any."""
+    from fedkeel.data.sources import SOURCES
+
+    shown = table("name", "what it is")
+    for name, source in SOURCES.items():
+        shown.add_row(name, " ".join(inspect.cleandoc(source.__doc__ or "").split("\n\n")[0].split()))
+    console().print(shown)
+    console().print("`fedkeel datasets show NAME` splits one among clients and says how unlike they are.")
+
+
+def split_table(fed: Federation) -> None:
+    """How much the clients of a split differ: the spread over clients of four numbers per client."""
+    import numpy as np
+
+    screen, classes = console(), int(fed.y.max()) + 1
+    shape = " x ".join(map(str, fed.x.shape[1:]))
+    tested = f" and {len(fed.test[1]):,} test" if fed.test else ""
+    screen.print(f"{fed.origin['data']}: {len(fed.y):,} training{tested} samples of shape {shape}, {classes} classes")
+    screen.print(", ".join(f"{key} {value}" for key, value in fed.origin.items() if key != "data"))
+    shown = table("per client", ">least", ">25 %", ">median", ">75 %", ">most")
+    for name, values in client_statistics(fed, classes).items():
+        digits = ".0f" if values.dtype.kind == "i" else ".3f"
+        shown.add_row(name, *(f"{z:{digits}}" for z in np.quantile(values, (0, 0.25, 0.5, 0.75, 1))))
+    screen.print(shown)
+    screen.print(
+        Padding(
+            f"label entropy: in bits; {np.log2(classes):.3f} if all classes are equally frequent, 0 for one class. "
+            "total variation: distance of a client's label frequencies from those of all data, 0 (alike) to 1.",
+            (0, 0),
+        )
+    )
+
+
+def client_statistics(fed: Federation, classes: int) -> dict[str, np.ndarray]:
+    """Samples, classes, label entropy and total-variation distance of every client, [N] each."""
+    import numpy as np
+
+    owner = np.repeat(np.arange(len(fed)), fed.sizes)
+    labels = fed.y.numpy() if fed.order is None else fed.y.numpy()[fed.order]
+    counts = np.bincount(owner * classes + labels, minlength=len(fed) * classes).reshape(len(fed), classes)
+    p = counts / counts.sum(1, keepdims=True)
+    entropy = -np.sum(p * np.log2(np.where(p > 0, p, 1)), axis=1)
+    distance = np.abs(p - counts.sum(0) / counts.sum()).sum(1) / 2
+    return {
+        "samples": fed.sizes,
+        "classes": (counts > 0).sum(1),
+        "label entropy": np.abs(entropy),
+        "total variation": distance,
+    }
