@@ -1,0 +1,265 @@
+"""Partitions and federations: nothing lost, nothing twice, nobody empty, and clear words where that cannot be."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedkeel as fk
+from fedkeel.data.partition import PARTITIONS, partition
+
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "iid": [{}],
+    "dirichlet_per_class": [{"concentration": 1e-300}, {"concentration": 0.05}, {"concentration": 1e6}],
+    "dirichlet_per_client": [{"concentration": 1e-300}, {"concentration": 0.05}, {"concentration": 1e6}],
+    "shards": [{"per_client": 1}, {"per_client": 2}],
+}
+CASES = [(kind, options) for kind in PARTITIONS for options in OPTIONS[kind]]
+every_partition = pytest.mark.parametrize(("kind", "options"), CASES, ids=str)
+
+
+# Partitions -----------------------------------------------------------------------------------------------------------
+
+
+def fits(kind: str, options: dict[str, Any], samples: int, clients: int) -> bool:
+    return kind != "shards" or clients * options["per_client"] <= samples
+
+
+@every_partition
+@settings(max_examples=40, deadline=None)
+@given(labels=st.lists(st.integers(0, 4), min_size=1, max_size=60), data=st.data(), seed=st.integers(0, 2**64))
+def test_every_sample_once_and_nobody_empty(
+    kind: str, options: dict[str, Any], labels: list[int], data: st.DataObject, seed: int
+) -> None:
+    clients = data.draw(st.integers(1, len(labels)))
+    if not fits(kind, options, len(labels), clients):
+        return
+    parts = partition(kind, np.array(labels), clients, seed, **options)
+    assert len(parts) == clients
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+    assert min(map(len, parts)) >= 1
+    if kind in ("iid", "dirichlet_per_client"):
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    if kind == "shards":
+        assert max(map(len, parts)) - min(map(len, parts)) <= options["per_client"]
+
+
+def many_labels(n: int = 4000, classes: int = 10) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, classes, n)
+
+
+@every_partition
+def test_the_seed_decides(kind: str, options: dict[str, Any]) -> None:
+    def split(seed: int) -> list[list[int]]:
+        return [part.tolist() for part in partition(kind, many_labels(), 50, seed, **options)]
+
+    assert split(3) == split(3)
+    assert split(3) != split(4)
+
+
+FIRST = {
+    "iid": [9, 15, 20, 33, 13, 11, 14, 25],
+    "dirichlet_per_class": [5, 12, 15, 22, 24, 25, 34, 39],
+    "dirichlet_per_client": [24, 12, 21, 17, 37, 6, 18, 27],
+    "shards": [5, 17, 29, 1, 20, 12, 8, 24],
+}
+
+
+def test_partitions_stay_what_they_were() -> None:
+    """A split is part of an experiment's identity: the first client of each, as the first release dealt it."""
+    labels = np.arange(40) % 4
+    first = {kind: partition(kind, labels, 5, 7, **OPTIONS[kind][-1])[0].tolist() for kind in PARTITIONS}
+    assert first == FIRST
+
+
+def test_concentration_sets_the_skew() -> None:
+    """Mean share of a client's largest class: about 1 for a tiny concentration, about 1/10 for a large one."""
+    labels = many_labels(20_000)
+
+    def skew(kind: str, concentration: float) -> float:
+        parts = partition(kind, labels, 20, 0, concentration=concentration)
+        return float(np.mean([np.bincount(labels[part]).max() / len(part) for part in parts if len(part) > 20]))
+
+    for kind in ("dirichlet_per_class", "dirichlet_per_client"):
+        high, middle, low = (skew(kind, concentration) for concentration in (0.01, 0.5, 1e5))
+        assert high > 0.6 > middle > 0.2 > low, (kind, high, middle, low)
+
+
+def test_per_class_sizes_differ_and_per_client_sizes_do_not() -> None:
+    labels = many_labels()
+    assert len({len(part) for part in partition("dirichlet_per_class", labels, 40, 0, concentration=0.3)}) > 10
+    assert {len(part) for part in partition("dirichlet_per_client", labels, 40, 0, concentration=0.3)} == {100}
+
+
+@pytest.mark.parametrize("per_client", [1, 2, 3])
+def test_shards_hold_few_labels(per_client: int) -> None:
+    """A shard that lies across a border has two labels, and ten classes have nine borders."""
+    labels = many_labels()
+    kinds = [len(np.unique(labels[part])) for part in partition("shards", labels, 40, 0, per_client=per_client)]
+    assert max(kinds) <= 2 * per_client
+    assert sum(kinds) <= 40 * per_client + 9
+
+
+BAD = [
+    ("dirichlet_per_class", {"concentration": 0}, "concentration = 0 "),
+    ("dirichlet_per_class", {"concentration": -1.0}, "concentration = -1.0 "),
+    ("dirichlet_per_client", {"concentration": float("nan")}, "concentration = nan "),
+    ("dirichlet_per_client", {"concentration": float("inf")}, "concentration = inf "),
+    ("dirichlet_per_client", {"concentration": "much"}, "concentration = 'much' "),
+    ("dirichlet_per_class", {"concentration": True}, "concentration = True "),
+    ("shards", {"per_client": 0}, "per_client = 0 "),
+    ("shards", {"per_client": 5}, "per_client = 5 "),
+    ("shards", {"per_client": 1.5}, "per_client = 1.5 "),
+    ("shards", {"per_client": "2"}, "per_client = '2' "),
+    ("iid", {"clients": 41}, "clients = 41 is not allowed; it must be from 1 to the number of samples, 40"),
+    ("iid", {"clients": 0}, "clients = 0 "),
+    ("iid", {"clients": 2.0}, "clients = 2.0 "),
+    ("iid", {"seed": -1}, "seed = -1 "),
+    ("iid", {"seed": "x"}, "seed = 'x' "),
+    ("iid", {"concentration": 1}, "unknown option 'concentration'"),
+    ("dirichlet_per_clas", {}, "did you mean dirichlet_per_class"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), BAD, ids=str)
+def test_bad_options_are_named(kind: str, options: dict[str, Any], message: str) -> None:
+    arguments = {"clients": 10, "seed": 0} | options
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        partition(kind, np.arange(40) % 4, **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    parts = partition("dirichlet_per_class", many_labels(), np.int64(5), np.uint32(1), concentration=np.float32(0.5))
+    assert len(parts) == 5
+    assert len(partition("shards", many_labels(), 5, 0, per_client=np.int32(2))) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [10, 1000])
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_a_million_samples_for_ten_thousand_clients(kind: str, classes: int) -> None:
+    labels = many_labels(1_000_000, classes)
+    start = time.perf_counter()
+    parts = partition(kind, labels, 10_000, 0, **OPTIONS[kind][-1] | ({"concentration": 0.1} if "dir" in kind else {}))
+    seconds = time.perf_counter() - start
+    assert np.bincount(np.concatenate(parts), minlength=1_000_000).tolist() == [1] * 1_000_000
+    assert seconds < 15, seconds
+
+
+def test_many_empty_clients_are_filled_quickly() -> None:
+    """Nearly all of these clients get nothing at first; looking for the richest one anew each time would take minutes."""
+    start = time.perf_counter()
+    parts = partition("dirichlet_per_class", many_labels(300_000), 200_000, 0, concentration=1e-4)
+    assert min(map(len, parts)) == 1
+    assert time.perf_counter() - start < 20
+
+
+# Federations ----------------------------------------------------------------------------------------------------------
+
+
+def pair(n: int = 4, width: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(n * width, dtype=np.float32).reshape(n, width), np.arange(n)
+
+
+def test_clients_have_their_own_samples() -> None:
+    x, y = pair(9)
+    fed = fk.Federation.from_arrays([(x[:2], y[:2]), (x[2:3], y[2:3]), (torch.tensor(x[3:]), torch.tensor(y[3:]))])
+    assert len(fed) == 3
+    assert [len(client) for client in fed] == [2, 1, 6] == fed.sizes.tolist()
+    assert fed[1].x.tolist() == [[6, 7, 8]]
+    assert fed[2].y.tolist() == [3, 4, 5, 6, 7, 8]
+    assert fed.take(2, np.array([5, 0]))[1].tolist() == [8, 3]
+    with pytest.raises(IndexError, match="client 3 does not exist"):
+        fed[3]
+
+
+def test_a_split_is_a_view_of_the_partition() -> None:
+    data = fk.load("digits")
+    fed = data.split("dirichlet_per_class", clients=30, concentration=0.2, seed=5)
+    parts = partition("dirichlet_per_class", data.y.numpy(), 30, 5, concentration=0.2)
+    for client in (0, 7, 29):
+        assert torch.equal(fed[client].y, data.y[parts[client]])
+        assert torch.equal(fed[client].x, data.x[parts[client]])
+    assert fed.test is data.test
+    assert int(fed.sizes.sum()) == len(data.y)
+
+
+x4, y4 = pair()
+REFUSED = [
+    ([], "clients: there are none"),
+    (None, "clients: expected a list"),
+    ([(x4, y4[:3])], "clients[0]: 4 inputs but 3 targets"),
+    ([(x4, y4), (x4[:0], y4[:0])], "client 1 has no samples"),
+    ([(x4, y4), (x4[:, :2], y4)], "clients[1]: samples have shape [2], those of client 0 [3]"),
+    ([(x4, y4), (x4, np.stack([y4, y4], 1))], "clients[1]: targets have shape [2], those of client 0 []"),
+    ([(x4, y4, y4)], "clients[0]: expected a pair"),
+    ([(x4,)], "clients[0]: expected a pair"),
+    ([7], "clients[0]: expected a pair"),
+    ([(1.0, 2.0)], "clients[0]: expected a pair"),
+    ([(np.array(["a", "b"]), np.array([0, 1]))], "clients[0]: expected a pair"),
+    ([(x4, None)], "clients[0]: expected a pair"),
+]
+
+
+@pytest.mark.parametrize(("clients", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_bad_arrays_are_named(clients: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fk.Federation.from_arrays(clients)
+
+
+@pytest.mark.parametrize("test", [(x4, y4[:2]), (x4,), 3, (x4[:0], y4[:0])])
+def test_bad_test_data_are_named(test: Any) -> None:
+    with pytest.raises(ValueError, match=r"^test: "):
+        fk.Federation.from_arrays([(x4, y4)], test=test)
+
+
+def test_arrays_that_torch_cannot_share_are_copied() -> None:
+    read_only = x4.copy()
+    read_only.flags.writeable = False
+    wanted = torch.tensor(x4, requires_grad=True)
+    for x in (read_only, x4[::-1], wanted, x4.tolist()):
+        fed = fk.Federation.from_arrays([(x, y4), (x, y4)])
+        assert fed[1].x.tolist() == (x if isinstance(x, list) else x.tolist())
+        assert not fed.x.requires_grad
+        assert len(fed.fingerprint()) == 32
+
+
+def test_the_fingerprint_changes_with_data_and_split() -> None:
+    def print_of(clients: list[tuple[Any, Any]], test: Any = None) -> str:
+        return fk.Federation.from_arrays(clients, test=test).fingerprint()
+
+    x, y = pair(8)
+    prints = [
+        print_of([(x[:4], y[:4]), (x[4:], y[4:])]),
+        print_of([(x[:3], y[:3]), (x[3:], y[3:])]),
+        print_of([(x[:4] + 1, y[:4]), (x[4:], y[4:])]),
+        print_of([(x[:4], y[:4] + 1), (x[4:], y[4:])]),
+        print_of([(x[:4].astype(np.float64), y[:4]), (x[4:], y[4:])]),
+        print_of([(x[:4], y[:4]), (x[4:], y[4:])], (x, y)),
+        print_of([(x[:4], y[:4]), (x[4:], y[4:])], (x + 1, y)),
+        print_of([(torch.tensor(x[:4]).bfloat16(), y[:4]), (torch.tensor(x[4:]).bfloat16(), y[4:])]),
+        *(fk.load("digits").split("iid", clients=n, seed=s).fingerprint() for n, s in ((5, 0), (5, 1), (6, 0))),
+    ]
+    assert len(set(prints)) == len(prints)
+    assert prints[0] == print_of([(x[:4].copy(), y[:4]), (x[4:], y[4:])])
+
+
+def test_every_label_counts_in_the_fingerprint() -> None:
+    """Inputs are sampled, labels are not: one of 100,000 is enough."""
+    x, y = np.zeros((100_000, 1), dtype=np.float32), np.zeros(100_000, dtype=np.int64)
+    one = fk.Federation.from_arrays([(x, y)]).fingerprint()
+    y[77_777] = 1
+    assert fk.Federation.from_arrays([(x, y)]).fingerprint() != one
+
+
+def test_unknown_data_name_its_neighbours() -> None:
+    with pytest.raises(ValueError, match="digits"):
+        fk.load("digit")

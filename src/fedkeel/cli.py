@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,21 +110,21 @@ def _train(config: RunConfig, out: Path, fresh: bool) -> None:
             typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
             return show.run_summary(found, out)
         typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")
-    with _stopped(f"fedkeel resume {shlex.quote(str(out))}", out):
+    with _stopped(f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)):
         found = runs.run(config, out, resume=True, fresh=fresh).summary()
     show.run_summary(found, out)
 
 
 @contextlib.contextmanager
-def _stopped(command: str, out: Path) -> Iterator[None]:
-    """Says how to go on after Ctrl-C or a failed round."""
+def _stopped(command: str, kept: Callable[[], bool]) -> Iterator[None]:
+    """Says how to go on after Ctrl-C or a failed round, if something was kept."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: {command}", err=True)
+        typer.echo(f"interrupted; go on with: {command}" if kept() else "interrupted before the first round", err=True)
         raise typer.Exit(130) from None
     except fedkeel.RoundError as error:
-        if (out / "checkpoint.safetensors").exists():
+        if kept():
             error.add_note(f"go on with: {command}")
         raise
 
@@ -179,8 +179,8 @@ def compare(
     filed = {"seeds": given.pop("seeds", 3), "target": given.pop("target", None)}
     seeds = filed["seeds"] if seeds is None else seeds
     target = filed["target"] if target is None else target
-    with _stopped(ctx.obj or "the same command", out):
-        rows = compare_methods(merged(given, settings), methods, seeds, target, out, fresh=fresh, command=ctx.obj or "")
+    with _stopped(ctx.obj, lambda: True):
+        rows = compare_methods(merged(given, settings), methods, seeds, target, out, fresh=fresh, command=ctx.obj)
     show.comparison(rows, target, out)
     if any(row["errors"] for row in rows):
         raise typer.Exit(1)

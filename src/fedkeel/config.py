@@ -139,7 +139,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """Checks the config and writes every default out, so that what is kept means the same when a default changes."""
     import dataclasses
 
-    from fedkeel.core.algorithm import make
+    from fedkeel.core.algorithm import Plan, make
     from fedkeel.engine.settings import Settings, check_engine
 
     algo = make(config.algorithm, **config.hyperparameters)
@@ -150,6 +150,10 @@ def resolve(config: RunConfig) -> RunConfig:
     settings = Settings(**{key: value for key, value in _settings(config).items() if key in names})
     settings.check_clients(config.clients)
     check_engine(config.engine)
+    cohort = settings.largest_cohort(config.clients)
+    algo.plan(
+        Plan(N=config.clients, S=cohort, K=config.local_steps or 1, T=config.rounds)
+    )  # may refuse; done in earnest later
     plain = {key: value for key, value in dataclasses.asdict(algo).items() if value is not None}  # type: ignore[call-overload]
     return with_split_defaults(config).changed(hyperparameters=plain)
 

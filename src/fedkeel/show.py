@@ -72,13 +72,17 @@ def comparison(rows: list[dict[str, Any]], target: float | None, out: Path) -> N
 
     shown = [cells(row, target) for row in rows]
     made = table(*(name if name == "method" else ">" + name.replace(" ", "\n", 1) for name in shown[0]))
-    made.columns[0].no_wrap = True
+    for column in made.columns:  # a narrow screen breaks numbers at their ±, it does not cut them
+        column.no_wrap = column is made.columns[0]
     for row in shown:
         made.add_row(*row.values())
     screen = console()
     screen.print(made)
     if target is not None:
-        screen.print("floats: up and down, per participating client, until the target")
+        screen.print(
+            "floats: up and down, per participating client, until the target; "
+            f">{rows[0]['rounds']}: not reached by all seeds (2/3: by two of three)"
+        )
     for row in rows:
         for seed, why in row["errors"].items():
             screen.print(f"failed: {row['method']} seed {seed}: {why}", markup=False, soft_wrap=True)

@@ -38,8 +38,8 @@ class DOMO(Algorithm):
     Prefer it to FedAvgM with local momentum when K is large: gradients are taken ahead, as in Nesterov's method, at no
     cost in communication. Three momenta multiply the step, so choose a small lr.
 
-    Differs from the paper: the update is that of third-party code; where the learning rate or the K_i change, the start of
-    a round uses those of the round before.
+    Differs from the paper: the update is that of third-party code; clients start beta_f / server_lr times the server's last
+    step ahead, which is lr K of the round before where the learning rate decays or the K_i differ.
     UNCONFIRMED: mu_s, mu_l and beta_f are typical values. The variant DOMO-S is left out.
     """
 

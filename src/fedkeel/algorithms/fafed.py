@@ -56,7 +56,7 @@ class FAFED(Algorithm):
     lets lr and a decay; here they are constant.
     """
 
-    lr: float = hp(0.01, "eta, step size", above=0)
+    lr: float = hp(0.03, "eta, step size", above=0)
     a: float = hp(0.1, "how fast the momentum forgets: 1 is plain SGD", least=0, most=1)
     beta: float = hp(0.1, "decay of the second moment", least=0, below=1)
     rho: float = hp(0.1, "added to the root of v", above=0)

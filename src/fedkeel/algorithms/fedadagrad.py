@@ -38,7 +38,7 @@ class FedAdagrad(Algorithm):
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
-    server_lr: float = hp(0.05, "eta_g, server step size", above=0)
+    server_lr: float = hp(0.1, "eta_g, server step size", above=0)
     beta1: float = hp(0.0, "decay of the first moment", least=0, below=1)
     tau: float = hp(1e-3, "added to the root of v", least=0)
     v0: float | None = hp(None, "first second moment; None: tau^2", least=0)
@@ -50,7 +50,7 @@ class FedAdagrad(Algorithm):
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
-            w.sub_(steps.clip(grad(w)), alpha=self.lr)
+            grad.descend(w, self.lr)
         return Up(dx=w - down.x), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

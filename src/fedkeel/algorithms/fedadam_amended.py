@@ -43,7 +43,7 @@ class FedAdamAmended(Algorithm):
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
-    alpha: float = hp(0.1, "weight of the client's own gradient", least=0, most=1)
+    alpha: float = hp(0.5, "weight of the client's own gradient; the paper's Figure 5b has 0.1", least=0, most=1)
     server_lr: float = hp(0.01, "eta_g, server step size", above=0, grid=(0.0001, 0.001, 0.01, 0.1))
     beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
     beta2: float = hp(0.99, "decay of the second moment", least=0, below=1)

@@ -57,7 +57,7 @@ class FedAMS(Algorithm):
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
-            w.sub_(steps.clip(grad(w)), alpha=self.lr)
+            grad.descend(w, self.lr)
         return Up(dx=w - down.x), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

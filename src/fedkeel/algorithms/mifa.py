@@ -52,7 +52,7 @@ class MIFA(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         for grad in steps:
-            w.sub_(steps.clip(grad(w)), alpha=self.lr)
+            grad.descend(w, self.lr)
         u = w - down.x
         return Up(du=u - mem.u), Client(u=u)
 

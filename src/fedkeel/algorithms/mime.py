@@ -45,22 +45,22 @@ class Mime(Algorithm):
     exchanges, a pass over all local data for the participants' mean gradient c and the local steps, two gradients each.
 
     Differs from public code: U and V are the table of core/mime.py; the codes make the complete optimiser step on the
-    frozen state (`frozen="full_step"`, without their bias correction). Adam's v starts at c^2 of the first round, since 0
-    would divide by eps; the mean over clients is uniform unless the run weighs them.
+    frozen state (`frozen="full_step"`, without their bias correction). Adam's v starts at c^2 of the first round and eps is
+    1e-3: a coordinate that was 0 for all clients of that round is divided by eps alone until the round after it appears.
     UNCONFIRMED: the table, and Adam's constants.
     """
 
-    lr: float = hp(None, "eta_l, local step size; None: 0.1, or 0.001 for adam", above=0)
+    lr: float = hp(None, "eta_l, local step size; None: 0.1, or 0.01 for adam", above=0)
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
     base: str = hp("sgdm", "the optimiser that is mimicked", choices=BASES)
     beta: float = hp(0.9, "momentum of base sgdm", least=0, below=1)
     beta1: float = hp(0.9, "adam: decay of the first moment", least=0, below=1)
     beta2: float = hp(0.99, "adam: decay of the second moment", least=0, below=1)
-    eps: float = hp(1e-7, "adam: added to the root of v", above=0)
+    eps: float = hp(1e-3, "adam: added to the root of v", above=0)
     frozen: str = hp("table", "local step: by the table, or a complete one", choices=("table", "full_step"))
 
     def plan(self, p: Plan) -> Self:
-        return replace(self, lr=self.lr or (1e-3 if self.base == "adam" else 0.1))
+        return replace(self, lr=self.lr or (0.01 if self.base == "adam" else 0.1))
 
     @property
     def optimiser(self) -> Base:

@@ -43,21 +43,21 @@ class MimeLite(Algorithm):
 
     Differs from public code: U and V are the table of core/mime.py; the codes make the complete optimiser step on the
     frozen state (`frozen="full_step"`, without their bias correction). Adam's v starts at the square of the participants'
-    mean gradient, for which round 0 has an exchange of its own, since 0 would divide by eps.
+    mean gradient, for which round 0 has an exchange of its own, and eps is 1e-3, as in Mime.
     UNCONFIRMED: the table, and Adam's constants. The GradMA paper does not name the base of its MimeLite; sgdm is assumed.
     """
 
-    lr: float = hp(None, "eta_l, local step size; None: 0.1, or 0.001 for adam", above=0)
+    lr: float = hp(None, "eta_l, local step size; None: 0.1, or 0.01 for adam", above=0)
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
     base: str = hp("sgdm", "the optimiser that is mimicked", choices=BASES)
     beta: float = hp(0.9, "momentum of base sgdm", least=0, below=1)
     beta1: float = hp(0.9, "adam: decay of the first moment", least=0, below=1)
     beta2: float = hp(0.99, "adam: decay of the second moment", least=0, below=1)
-    eps: float = hp(1e-7, "adam: added to the root of v", above=0)
+    eps: float = hp(1e-3, "adam: added to the root of v", above=0)
     frozen: str = hp("table", "local step: by the table, or a complete one", choices=("table", "full_step"))
 
     def plan(self, p: Plan) -> Self:
-        return replace(self, lr=self.lr or (1e-3 if self.base == "adam" else 0.1))
+        return replace(self, lr=self.lr or (0.01 if self.base == "adam" else 0.1))
 
     @property
     def optimiser(self) -> Base:

@@ -44,8 +44,8 @@ class Up(NamedTuple):
 class ScaffoldMVR(Algorithm):
     """SCAFFOLD-M with a second gradient, at the last round's model on the same batch, that cancels sampling noise.
 
-    Prefer it to SCAFFOLD-M when gradients are noisy and a local step may cost twice as much. It still has the minimiser of
-    the global loss as its fixed point.
+    Prefer it to SCAFFOLD-M when gradients are noisy and a local step may cost twice as much; a small beta then needs a
+    small lr, too. It still has the minimiser of the global loss as its fixed point.
 
     Differs from the paper: the original listing was not at hand (UNCONFIRMED); the direction is PAdaMFed-VR's before
     normalisation, the server step the one that its recursion forces, and c, c_i start at zero (`start="warmup"` starts
@@ -53,7 +53,7 @@ class ScaffoldMVR(Algorithm):
     """
 
     lr: float = hp(0.1, "eta, local step size", above=0)
-    beta: float = hp(0.1, "weight of the new direction", above=0, most=1)
+    beta: float = hp(0.5, "weight of the new direction", above=0, most=1)
     gamma: float | None = hp(None, "server step on the mean direction; None: server_lr * lr * K", above=0)
     server_lr: float = hp(1.0, "eta_g, used while gamma is None", above=0)
     start: str = hp("zero", "first control variates: zero, or a mean gradient of every client", choices=("zero", "warmup"))

@@ -115,6 +115,7 @@ class Facts:
     tracked: tuple[str, ...]  # upload fields sent only by clients whose drawn role `tracks` is 1
     uniform: bool  # only defined for uniform weights
     owns: tuple[str, ...]  # server fields too large to copy, which `server` overwrites in place
+    needs: str  # what the model must show of its inside: "features", "blocks" or nothing (core/features.py)
 
 
 _registry: dict[str, type[Algorithm]] = {}
@@ -136,13 +137,26 @@ def algorithm(
     tracked: str = "",
     uniform: bool = False,
     owns: str = "",
+    needs: str = "",
 ) -> Callable[[A], A]:
     """Class decorator that registers a method under `name`; the words are columns of `fedkeel algorithms`."""
 
     def register(cls: A) -> A:
         cls.name = name
-        words = [tuple(z.split()) for z in (sends, tracked, owns)]
-        cls.facts = Facts(paper, words[0], exact, family, local, correction, step, gradients, words[1], uniform, words[2])
+        cls.facts = Facts(
+            paper=paper,
+            sends=tuple(sends.split()),
+            exact=exact,
+            family=family,
+            local=local,
+            correction=correction,
+            step=step,
+            gradients=gradients,
+            tracked=tuple(tracked.split()),
+            uniform=uniform,
+            owns=tuple(owns.split()),
+            needs=needs,
+        )
         _registry[name] = cls
         return cls
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Record, down_record
+from fedkeel.core.features import OwnLoss
 from fedkeel.core.flat import Layers
 from fedkeel.core.steps import Grad, Objective, Steps
 
@@ -20,6 +21,9 @@ class DryGrad(Grad):
         self.steps = steps
 
     def __call__(self, w: Tensor) -> Tensor:
+        return torch.zeros_like(w)
+
+    def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
         return torch.zeros_like(w)
 
     def loss(self, w: Tensor) -> Tensor:

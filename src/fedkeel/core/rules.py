@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedkeel.core.algorithm import Plan
+from fedkeel.core.features import Net, OwnLoss
 from fedkeel.core.flat import Layers
-from fedkeel.core.steps import Steps
+from fedkeel.core.steps import Loss, Steps
 
 R = TypeVar("R")
 
@@ -84,3 +86,40 @@ def need_everyone(name: str, p: Plan, allow_partial: bool) -> None:
         raise ValueError(
             f"{name}: a cohort of {p.S} is not allowed; it must be all {p.N} clients, or set allow_partial=True"
         )
+
+
+def contrast(temperature: float) -> OwnLoss:
+    """MOON's term: -log of the softmax share of cos(z, z_global) against cos(z, z_previous), mean over the batch."""
+
+    def loss(local: Net, now: Net, previous: Net, x: Any, y: Tensor, base: Loss) -> Tensor:
+        z = local.features(x).flatten(1)
+        near, far = (functional.cosine_similarity(z, net.features(x).flatten(1)) for net in (now, previous))
+        return functional.softplus((far - near) / temperature).mean()
+
+    return loss
+
+
+def branches(cross: float, distil: float, temperature: float) -> OwnLoss:
+    """FedMLB's terms: branches of the local blocks 1..b followed by the frozen global ones, for every b before the last.
+
+    cross * their mean cross-entropy + distil * the mean KL(branch || main path).
+    """
+
+    def loss(local: Net, fixed: Net, x: Any, y: Tensor, base: Loss) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32)
+        z, ends = x, []
+        for b in range(local.depth):
+            z = local.block(b, z)
+            if b + 1 < local.depth:
+                end = z
+                for later in range(b + 1, local.depth):
+                    end = fixed.block(later, end)
+                ends.append(end)
+        main = functional.log_softmax(z / temperature, -1)
+        for end in ends:
+            branch = functional.log_softmax(end / temperature, -1)
+            divergence = (branch.exp() * (branch - main)).sum(-1).mean()
+            total = total + (cross * base(end, y) + distil * divergence) / len(ends)
+        return total
+
+    return loss

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
+from fedkeel.core.features import Net, OwnLoss
 from fedkeel.core.flat import FlatModel, Layers
 
 Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
@@ -80,6 +81,13 @@ class Grad(ABC):
     @abstractmethod
     def loss(self, w: Tensor) -> Tensor:
         """The loss at w on the same mini-batch, weight decay included, [..., 1]."""
+
+    @abstractmethod
+    def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
+        """The gradient at w of a term of the method's own on the same mini-batch, [..., d].
+
+        The term is own(net at w, *nets at the frozen points, x, y, loss): see core/features.py.
+        """
 
 
 # One client at a time -------------------------------------------------------------------------------------------------
@@ -180,6 +188,14 @@ class OneGrad(Grad):
         self.calls += 1
         return grads
 
+    def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
+        objective = self.steps.objective
+        leaf = w.detach().requires_grad_()
+        with torch.enable_grad():
+            nets = [Net(objective.model, leaf, frozen=False), *(Net(objective.model, z, frozen=True) for z in frozen)]
+            loss = own(*nets, self.x, self.y, objective.loss)
+        return gradients(loss, [leaf])[0]
+
     def loss(self, w: Tensor) -> Tensor:
         objective = self.steps.objective
         objective.model.bind(w)
@@ -206,6 +222,17 @@ class ManyOracle:
         # Samples one by one, so that the padding of short batches can be left out of the mean.
         each = vmap(lambda o, target: loss(o.unsqueeze(0), target.unsqueeze(0)))(output, y)
         return (each * weight).sum()
+
+    def of(self, own: OwnLoss, w: Tensor, points: Sequence[Tensor], data: Sequence[Tensor]) -> Tensor:
+        """The gradient [S, d] of a method's own term at w, with frozen points, each [S, d]."""
+        model, loss = self.objective.model, self.objective.loss
+
+        def weighted(w: Tensor, points: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            nets = [Net(model, w, frozen=False), *(Net(model, z, frozen=True) for z in points)]
+            each = vmap(lambda a, b: own(*nets, a.unsqueeze(0), b.unsqueeze(0), loss))(x, y)
+            return (each * weight).sum()
+
+        return vmap(grad(weighted))(w, tuple(points), *data)  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -258,6 +285,11 @@ class ManyGrad(Grad):
         self.fresh = False
         decay = self.steps.objective.weight_decay
         return gradient.add_(w, alpha=decay) if decay else gradient
+
+    def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
+        w = self.steps.stacked(w)
+        points = [self.steps.stacked(z) for z in frozen]
+        return self.steps.oracle.of(own, w, points, self.data)
 
     def loss(self, w: Tensor) -> Tensor:
         w = self.steps.stacked(w)

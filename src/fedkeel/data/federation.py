@@ -140,7 +140,7 @@ class Dataset:
 def _pair(pair: Any, where: str) -> tuple[Tensor, Tensor]:
     try:
         x, y = (_tensor(z) for z in pair)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{where}: expected a pair (x, y) of arrays: {error}") from error
     if not x.dim() or not y.dim():
         raise ValueError(f"{where}: expected a pair (x, y) of arrays, not of single numbers")

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm, Plan, down_record, floats, make
+from fedkeel.core.features import check_inside
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
@@ -411,6 +412,7 @@ def train(
     if algo.facts.uniform and weights != "uniform":
         raise ValueError(f"weights = {weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
     flat = make_flat(model, seed, device, dtype)
+    check_inside(flat.module, algo.facts.needs, algo.name)
     check_fit(flat, (fed.x, fed.y), fed.y, own_loss=loss is not None)
     objective = Objective(flat, loss or cross_entropy, weight_decay, clip)
     if config is None:

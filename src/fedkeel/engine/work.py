@@ -106,7 +106,8 @@ class Work:
             batches = [self._padded(ids, [order for order, _ in numbers])] * K
         else:
             parts = [np.split(order, np.cumsum(sizes)[:-1]) for order, sizes in numbers]
-            width = max(max(sizes) for _, sizes in numbers)
+            # The same shape in every round, so that a compiled gradient is compiled once.
+            width = min(self.batch_size, int(self.fed.sizes.max()))
             batches = [self._padded(ids, [part[k] for part in parts], width) for k in range(K)]
         roles = {name: torch.as_tensor(z, dtype=model.dtype, device=model.device).unsqueeze(-1) for name, z in drawn.items()}
         steps = ManyClients(

@@ -23,7 +23,7 @@ class StudyBar:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=Console(stderr=True, highlight=False),
-            disable=not shown,
+            disable=not shown or complete == runs,
         )
         self.task = self.progress.add_task("", total=runs * rounds, completed=complete * rounds, score="")
         self.shown = shown

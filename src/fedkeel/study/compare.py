@@ -177,7 +177,7 @@ def _until(history: Sequence[Row], target: float | None) -> tuple[int, float] | 
 
 
 def cells(row: Row, target: float | None) -> dict[str, str]:
-    """A row as people read it; a target never reached is `>rounds`."""
+    """A row as people read it; a target that not all seeds reached is `>rounds`, with the share that did."""
     from fedkeel.show import amount
 
     def spread(name: str, form: str) -> str:
@@ -189,14 +189,14 @@ def cells(row: Row, target: float | None) -> dict[str, str]:
     shown = {"method": row["method"], "final accuracy": spread("final_accuracy", ".3f")}
     shown["best accuracy"] = spread("best_accuracy", ".3f")
     if target is not None:
-        some = f" ({row['reached']} of {row['seeds']} seeds)" if row["reached"] else ""
+        some = f" ({row['reached']}/{row['seeds']})" if row["reached"] else ""
         missed = row["rounds_to_target"] is None and row["seeds"] > 0
         shown[f"rounds to {target:g}"] = f">{row['rounds']}{some}" if missed else spread("rounds_to_target", ".1f")
         floats = row["floats"] if missed else row["floats_to_target"]
         shown[f"floats to {target:g}"] = "-" if floats is None else ">" * missed + amount(floats)
-    shown["seconds"] = spread("seconds", ".1f")
+    shown["seconds"] = "-" if row["seconds"] is None else f"{row['seconds']:.1f}"
     if row["errors"]:
-        shown["method"] += f" ({len(row['errors'])} failed)"
+        shown["method"] += f"\n({len(row['errors'])} failed)"
     return shown
 
 

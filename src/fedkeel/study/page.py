@@ -12,14 +12,18 @@ from typing import Any
 # Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (invisible on white); the
 # dashes carry the same information a second time, and 7 x 6 of them are all different.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+DASHES = {"solid": "", "dash": "8 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "13 4", "longdashdot": "13 3 2 3"}
+
+
+def style(number: int) -> tuple[str, str]:
+    """(colour, dash) of a method's line."""
+    return COLOURS[number % len(COLOURS)], list(DASHES)[number % len(DASHES)]
 
 
 def page(results: Mapping[str, Any]) -> str:
     """The page of what `compare` found (the content of its results.json)."""
     from plotly.offline import get_plotlyjs
 
-    methods = list(results["curves"])
     figures = [
         {"id": "rounds", "data": _traces(results["curves"], "round"), "x": "round"},
         {"id": "floats", "data": _traces(results["curves"], "floats"), "x": "floats up and down per participating client"},
@@ -27,7 +31,8 @@ def page(results: Mapping[str, Any]) -> str:
     parts = {
         "title": escape(_title(results["task"])),
         "subtitle": escape(_subtitle(results)),
-        "table": _table(results, methods),
+        "table": _table(results),
+        "note": _note(results),
         "failures": _failures(results),
         "settings": _pairs(results["task"]),
         "methods": "".join(
@@ -65,7 +70,7 @@ def _traces(curves: Mapping[str, Any], x: str) -> list[dict[str, Any]]:
         by_round = list(zip(*curve["accuracy"].values(), strict=True))
         if not by_round:
             continue
-        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        colour, dash = style(number)
         means = [statistics.fmean(z) for z in by_round]
         shared = {"x": curve[x], "type": "scatter", "mode": "lines", "name": name, "legendgroup": name}
         if len(by_round[0]) > 1:
@@ -84,18 +89,28 @@ def _faint(colour: str) -> str:
     return f"rgba({red},{green},{blue},0.16)"
 
 
-def _table(results: Mapping[str, Any], methods: list[str]) -> str:
+def _table(results: Mapping[str, Any]) -> str:
     from fedkeel.study.compare import cells
 
     rows = [cells(row, results["target"]) for row in results["rows"]]
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name in rows[0])
     body = []
-    for row in rows:
+    for number, row in enumerate(rows):
         name, *rest = row.values()
-        colour = COLOURS[len(body) % len(COLOURS)]
-        key = f"<i style='background:{colour}'></i>"
+        colour, dash = style(number)
+        line = f"<line x2='34' y1='4' y2='4' stroke='{colour}' stroke-width='3' stroke-dasharray='{DASHES[dash]}'/>"
+        key = f"<svg width='34' height='8' aria-hidden='true'>{line}</svg>"
         body.append(f"<tr><th scope=row>{key}{escape(name)}</th>" + "".join(f"<td>{escape(z)}</td>" for z in rest) + "</tr>")
     return f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+
+
+def _note(results: Mapping[str, Any]) -> str:
+    if results["target"] is None:
+        return ""
+    return (
+        "<p class=note>Floats: up and down, per participating client, until the target. "
+        f"&gt;{results['task']['rounds']}: not reached by all seeds (2/3: by two of three).</p>"
+    )
 
 
 def _failures(results: Mapping[str, Any]) -> str:

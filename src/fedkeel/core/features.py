@@ -1,0 +1,99 @@
+"""Models seen from the inside, for methods whose loss needs more than the output (MOON, FedMLB).
+
+A model offers its inside in one of two ways:
+
+- `forward_features(x)` and `forward_head(z)`, with forward = head of features;
+- blocks: an attribute `blocks`, a sequence of modules with forward = one after the other. An nn.Sequential is its own
+  sequence of blocks. Its features are what goes into the last block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedkeel.core.flat import FlatModel
+
+# own(local, *frozen, x, y, loss) -> mean over the samples; local and frozen are the model at several points
+OwnLoss = Callable[..., Tensor]
+
+
+class Net:
+    """The model at one point: what a method's own loss may ask of it."""
+
+    def __init__(self, model: FlatModel, w: Tensor, frozen: bool) -> None:
+        self.caller = Caller(model.module)
+        views = zip(model.names, model.views(w), strict=True)
+        self.values: dict[str, Tensor] = {f"module.{name}": view for name, view in views}
+        if frozen:  # its normalisation statistics are not those that the client is training
+            self.values |= {f"module.{name}": b.clone() for name, b in model.module.named_buffers()}
+
+    def _call(self, what: str, *args: Any) -> Any:
+        return functional_call(self.caller, self.values, (what, *args))
+
+    def __call__(self, x: Any) -> Tensor:
+        """The output."""
+        return self._call("output", x)  # type: ignore[no-any-return]
+
+    def features(self, x: Any) -> Tensor:
+        """What goes into the last layer, [n, ...]."""
+        return self._call("features", x)  # type: ignore[no-any-return]
+
+    def head(self, z: Tensor) -> Tensor:
+        """The output for given features."""
+        return self._call("head", z)  # type: ignore[no-any-return]
+
+    def block(self, b: int, x: Any) -> Tensor:
+        """The output of block b for its input."""
+        return self._call("block", b, x)  # type: ignore[no-any-return]
+
+    @property
+    def depth(self) -> int:
+        """How many blocks there are."""
+        return len(blocks_of(self.caller.module))
+
+
+class Caller(nn.Module):
+    """Gives torch's functional_call, which can only call modules, a way to the other methods of a model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, what: str, *args: Any) -> Any:
+        module = self.module
+        if what == "output":
+            return module(*args)
+        if what == "block":
+            return blocks_of(module)[args[0]](args[1])
+        if _offers_features(module):
+            return getattr(module, f"forward_{what}")(*args)
+        *body, last = blocks_of(module)
+        if what == "head":
+            return last(*args)
+        (z,) = args
+        for part in body:
+            z = part(z)
+        return z
+
+
+def _offers_features(module: nn.Module) -> bool:
+    return hasattr(module, "forward_features") and hasattr(module, "forward_head")
+
+
+def blocks_of(module: nn.Module) -> Sequence[nn.Module]:
+    """The blocks that a model declares; none if it does not."""
+    return list(getattr(module, "blocks", module if isinstance(module, nn.Sequential) else ()))
+
+
+def check_inside(module: nn.Module, needs: str, method: str) -> None:
+    """Does the model show what the method needs to see: "features", "blocks" or nothing?"""
+    blocks = "an attribute `blocks`, a list of modules applied one after the other (an nn.Sequential works as it is)"
+    if needs == "blocks" and len(blocks_of(module)) < 2:
+        raise ValueError(f"model: {method} needs the blocks of the model; give {type(module).__name__} {blocks}")
+    if needs == "features" and not _offers_features(module) and len(blocks_of(module)) < 2:
+        methods = "methods forward_features(x) and forward_head(z), or"
+        raise ValueError(f"model: {method} needs the features of the model; give {type(module).__name__} {methods} {blocks}")
