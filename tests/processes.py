@@ -11,11 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 @contextmanager
 def forked(work: Callable[[], Any]) -> Iterable[Any]:
     """`work` in a child process, which is killed at the end of the block if it is still there."""
-    child = multiprocessing.get_context("fork").Process(target=work)
+
+    def alone() -> None:
+        torch.set_num_threads(1)  # OpenMP's threads did not come along, and it would wait for them
+        work()
+
+    child = multiprocessing.get_context("fork").Process(target=alone)
     child.start()
     try:
         yield child

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fedkeel
-from fedkeel.options import NAMES, TaskCommand, hyperparameters, merged, task_options
+from fedkeel.options import NAMES, TaskCommand, hyperparameters, merged, task_options, unknown
 
 if TYPE_CHECKING:
     from fedkeel.config import RunConfig
@@ -40,6 +40,23 @@ Study = Annotated[
     ),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Replace what the directory holds. [dim]E.g. --fresh[/dim]")]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        help="Runs of every method, with the seeds SEED, SEED + 1, ... All of them have the same split, that of "
+        "--split-seed. Default 3. [dim]E.g. --seeds 5[/dim]",
+        show_default=False,
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="METHOD.NAME=VALUE",
+        help="A method's hyper-parameter; can be given again. [dim]E.g. --set fedlada.lr=0.01[/dim]",
+        show_default=False,
+    ),
+]
 OTHER = "choose another --out, or --fresh to replace it"
 
 
@@ -76,8 +93,9 @@ def run(
 ) -> None:
     """Train one method and keep the run in a directory.
 
-    Hyper-parameters of the method are options, too: [bold]--algorithm fedlada --lr 0.001 --alpha 0.1[/bold];
-    `fedkeel algorithms NAME` lists them. The same command again continues a run that was stopped, or shows a complete one.
+    Hyper-parameters are options, too: [bold]--algorithm fedlada --lr 0.001[/bold]; `fedkeel algorithms NAME` lists them.
+
+    The same command again continues a run that was stopped, or shows one that is complete.
     """
     from fedkeel import config as runs
 
@@ -138,38 +156,25 @@ def compare(
     algorithms: Annotated[
         str, typer.Option(help="Methods. [dim]E.g. --algorithms fedavg,scaffold,fedlada[/dim]", metavar="NAMES")
     ] = "",
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            help="Runs of every method, with the seeds SEED, SEED + 1, ... All of them have the same split, that of "
-            "--split-seed. Default 3. [dim]E.g. --seeds 5[/dim]",
-            show_default=False,
-        ),
-    ] = None,
+    seeds: Seeds = None,
     target: Annotated[
         float | None,
         typer.Option(help="Accuracy for rounds and floats to target. [dim]E.g. --target 0.9[/dim]", show_default=False),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="METHOD.NAME=VALUE",
-            help="A method's hyper-parameter; can be given again. [dim]E.g. --set fedlada.lr=0.01[/dim]",
-            show_default=False,
-        ),
-    ] = None,
+    set_: Set = None,
     out: Annotated[Path, typer.Option(help="Directory of all runs. [dim]E.g. --out runs/mine[/dim]")] = Path("runs/compare"),
     fresh: Fresh = False,
 ) -> None:
     """Run several methods on the same task with several seeds, and put them into one table and one page.
 
-    A study file may also have seeds, target and a table per method, [bold]\\[methods.fedlada][/bold], with its
-    hyper-parameters. The same command again continues where it was stopped.
+    A study file may also have seeds, target, and hyper-parameters by method in tables: [bold]\\[methods.fedlada][/bold].
+
+    The same command again continues where it was stopped.
     """
     if ctx.args:
-        option = "--" + ctx.args[0].partition("=")[0]
-        raise ValueError(f"unknown option {option}; hyper-parameters are set by method here: --set fedavg.lr=0.1")
+        known = (*NAMES, "algorithms", "seeds", "target", "set", "out", "fresh")
+        hint = "hyper-parameters are set by method here: --set fedavg.lr=0.1"
+        raise unknown(ctx.args[0].partition("=")[0], known, hint)
     from fedkeel import config as runs
     from fedkeel import show
     from fedkeel.study.compare import compare as compare_methods

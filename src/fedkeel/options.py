@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -97,34 +97,42 @@ class TaskCommand(TyperCommand):
 def hyperparameters(algorithm: str, given: Iterable[str]) -> dict[str, Any]:
     """`name=value` texts as hyper-parameters of an algorithm, each of the type of its field; `name` alone is a switch."""
     import dataclasses
-    import difflib
 
     from fedkeel.core.algorithm import allowed, lookup
 
     fields = {field.name: field for field in dataclasses.fields(lookup(algorithm))}  # type: ignore[arg-type]
-    values = {}
+    kinds, values = get_type_hints(lookup(algorithm)), {}
     for item in given:
         name, equals, text = item.partition("=")
-        field = fields.get(name.replace("-", "_"))
-        if field is None:
-            known = [z.replace("_", "-") for z in (*fields, *NAMES, "out", "fresh")]
-            close = difflib.get_close_matches(name, known, cutoff=0.5)  # nearest() would list all of them if there is none
-            told = (
-                f"did you mean {', '.join(map(flag, close))}?"
-                if close
-                else f"{algorithm} has {', '.join(map(flag, fields))}"
-            )
-            raise ValueError(f"unknown option --{name}; {told}")
-        if not equals and field.type is not bool:
-            raise ValueError(f"option --{name} needs a value; it must be {allowed(field)}")
-        values[field.name] = text if field.type is str else literal(text or "true")
+        key = name.replace("-", "_")
+        if not equals and key in fields and kinds[key] is not bool:
+            raise ValueError(f"option --{name} needs a value; it must be {allowed(fields[key])}")
+        values[key] = True if not equals else text if kinds.get(key) is str else literal(text)
     return values
+
+
+def unknown(name: str, known: Iterable[str], otherwise: str) -> ValueError:
+    """The error of an option that nobody knows: the nearest ones, or what to do if there are none."""
+    import difflib
+
+    close = difflib.get_close_matches(name.replace("_", "-"), [z.replace("_", "-") for z in known], cutoff=0.6)
+    told = f"did you mean {', '.join(map(flag, close))}?" if close else otherwise
+    return ValueError(f"unknown option {flag(name)}; {told}")
 
 
 def merged(study: Mapping[str, Any], settings: Mapping[str, Any], extra: Iterable[str] = ()) -> RunConfig:
     """A study file's settings, changed by those of the command line; extra: hyper-parameters given there."""
+    import dataclasses
+
     from fedkeel.config import RunConfig
+    from fedkeel.core.algorithm import lookup
 
     config = RunConfig(**study).changed(**settings)
+    if not extra:
+        return config
+    fields = [field.name for field in dataclasses.fields(lookup(config.algorithm))]  # type: ignore[arg-type]
     given = hyperparameters(config.algorithm, extra)
-    return config.changed(hyperparameters={**config.hyperparameters, **given}) if given else config
+    for name in given:
+        if name not in fields:
+            raise unknown(name, (*fields, *NAMES, "out", "fresh"), f"{config.algorithm} has {', '.join(map(flag, fields))}")
+    return config.changed(hyperparameters={**config.hyperparameters, **given})

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ WIDE = 130  # columns from which the table of methods shows everything
 def console() -> Console:
     """Where results go. In a terminal it is as wide as that; COLUMNS overrides."""
     free = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if free else PIPE_WIDTH, highlight=False)
+    return Console(width=None if free else PIPE_WIDTH, highlight=False, markup=False)
 
 
 def table(*columns: str) -> Table:
@@ -85,7 +84,7 @@ def comparison(rows: list[dict[str, Any]], target: float | None, out: Path) -> N
         )
     for row in rows:
         for seed, why in row["errors"].items():
-            screen.print(f"failed: {row['method']} seed {seed}: {why}", markup=False, soft_wrap=True)
+            screen.print(f"failed: {row['method']} seed {seed}: {why}", soft_wrap=True)
     screen.print(f"files: {out / 'compare.html'}, table.csv, results.json", soft_wrap=True)
 
 
@@ -128,7 +127,7 @@ def algorithm_table() -> None:
         facts, cost = kind.facts, costs(kind)
         if last is None or last.facts.family != facts.family:
             shown.add_section()
-            shown.add_row(f"[bold]{facts.family}[/bold]")
+            shown.add_row(facts.family, style="bold")
         words = (facts.local, facts.correction, facts.step)[: len(columns)]
         paper = [facts.paper.split(",")[0].split(";")[0]] if wide else []
         shown.add_row(kind.name, *words, cost["memory"], cost["up"], cost["down"], str(facts.gradients), *paper)
@@ -148,9 +147,9 @@ def algorithm_page(name: str) -> None:
 
     kind = lookup(name)
     screen, facts, cost = console(), kind.facts, costs(kind)
-    screen.print(f"[bold]{name}[/bold]  {facts.family}\n")
+    screen.print(f"{name}, {facts.family}\n", style="bold")
     for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
-        screen.print(" ".join(paragraph.split()) + "\n", markup=False)
+        screen.print(" ".join(paragraph.split()) + "\n")
     settings = table("setting", "default", "allowed", "papers' grid", "meaning")
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     for field in fields:
@@ -210,11 +209,8 @@ def split_table(fed: Federation) -> None:
         shown.add_row(name, *(f"{z:{digits}}" for z in np.quantile(values, (0, 0.25, 0.5, 0.75, 1))))
     screen.print(shown)
     screen.print(
-        Padding(
-            f"label entropy: in bits; {np.log2(classes):.3f} if all classes are equally frequent, 0 for one class. "
-            "total variation: distance of a client's label frequencies from those of all data, 0 (alike) to 1.",
-            (0, 0),
-        )
+        f"label entropy: in bits; {np.log2(classes):.3f} if all classes are equally frequent, 0 for one class. "
+        "total variation: distance of a client's label frequencies from those of all data, 0 (alike) to 1."
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -62,8 +63,15 @@ def save_checkpoint(path: Path, t: int, server: Any, tensors: dict[str, Tensor],
     named = {f"server.{name}": z.detach().cpu().contiguous() for name, z in zip(server._fields, server, strict=True)}
     # safetensors refuses tensors that share memory, and a first record may hold the same zeros twice
     named = {name: z.clone() for name, z in (named | tensors).items()}
-    metadata = {"format": FORMAT, "round": str(t), "facts": json.dumps(facts)}
+    metadata = {"format": FORMAT, "round": str(t), "facts": json.dumps(facts, default=_number)}
     write_atomically(path, save(named, metadata))
+
+
+def _number(value: Any) -> Any:
+    """Settings may be numpy's numbers, which JSON does not know."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be part of a checkpoint")
 
 
 def load_checkpoint(path: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]]:

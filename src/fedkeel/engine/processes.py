@@ -25,6 +25,7 @@ import torch
 from fedkeel.core.dry import dry_run
 from fedkeel.engine.memory import Layout, shared_block, tensor_in
 from fedkeel.engine.sequential import describe
+from fedkeel.engine.settings import refuse
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Jobs, Uploads, Work
 
@@ -56,6 +57,10 @@ class Processes:
             raise ValueError("engine: 'processes' runs on the CPU only; use 'sequential' on another device")
         if "fork" not in multiprocessing.get_all_start_methods():
             raise ValueError("engine: 'processes' needs a system that can fork; use 'sequential' here")
+        if workers < 1:
+            raise refuse("workers", workers, "a whole number >= 1, or None for one per core")
+        if timeout is not None and not timeout > 0:
+            raise refuse("timeout", timeout, "> 0 seconds, or None")
         self.work, self.store, self.timeout = work, store, timeout
         self.context = multiprocessing.get_context("fork")
         self._share(down, S)
