@@ -25,12 +25,13 @@ from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
 from fedkeel.engine import loop
-from fedkeel.engine.checkpoint import StorageError
+from fedkeel.engine.checkpoint import StorageError, write_atomically
 from tests.processes import alive, children, forked, kill, until
 from tests.tasks import copy_record, same_record
 
 N, BAD, MARK = 6, 2, 10  # the bad client is the only one with this label
 REST = [client for client in range(N) if client != BAD]
+ALL = [list(range(N))] * 4
 
 every_engine = pytest.mark.parametrize("engine", ["sequential", "vectorized", "processes"])
 one_by_one = pytest.mark.parametrize("engine", ["sequential", "processes"])
@@ -521,21 +522,44 @@ def test_no_room_for_the_client_memory(small_disk: Path, monkeypatch: pytest.Mon
         train(model=big, out=small_disk / "run", cohort=3, dtype=torch.float32)
 
 
-def test_a_write_that_fails_leaves_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", range(8))
+def test_a_write_that_fails_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     """The same without a small disk: from some moment on nothing reaches the platter."""
-    train(rounds=2, out=tmp_path)
-    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    train(rounds=2, out=tmp_path, cohort=ALL)
+    calls = []
     with monkeypatch.context() as broken:
 
-        def fails(*_: Any) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        def fails(file: int) -> None:
+            calls.append(file)
+            if len(calls) > call:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         broken.setattr("fedkeel.engine.checkpoint.os.fsync", fails)
         with pytest.raises(StorageError, match="No space left on device"):
-            train(rounds=3, out=tmp_path, resume=True)
-    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+            train(rounds=4, out=tmp_path, resume=True, cohort=ALL)
     assert not list(tmp_path.glob("*.part"))
-    assert torch.equal(train(rounds=3, out=tmp_path, resume=True).params, train(rounds=3).params)
+    assert torch.equal(train(rounds=4, out=tmp_path, resume=True, cohort=ALL).params, train(rounds=4, cohort=ALL).params)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    write_atomically(file, b"old")
+
+    def no_replace(source: Path, target: Path) -> None:
+        assert source.read_bytes() == b"new"
+        assert synced == [source.stat().st_ino]
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    with monkeypatch.context() as broken:
+        broken.setattr("os.replace", no_replace)
+        with pytest.raises(StorageError, match="Input/output error"):
+            write_atomically(file, b"new")
+    assert file.read_bytes() == b"old"
+    write_atomically(file, b"new")
+    assert synced[1:] == [file.stat().st_ino, tmp_path.stat().st_ino]  # the content, then its name
+    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("place", ["a file", "below a file"])

@@ -526,16 +526,20 @@ def test_11_unit_steps(name: str) -> None:
 def test_11_momentum_is_the_mean_direction(name: str) -> None:
     beta = 0.4
     play = Play(the(name, lr=0.03, gamma=0.1, beta=beta), S=3, noise=0.3)
+    x_prev = X0
     for _ in range(5):
         old, mems = play.server, list(play.mems)
         close(old.b, beta * old.c + (1 - beta) * old.g)
         ids, steps = play.round()
         u = []
         for i, work in zip(ids, steps, strict=True):
-            for calls in work.asked:
-                fresh = old.g - calls[1][1] if name.endswith("vr") else old.g - calls[0][1]
-                u.append(calls[0][1] + beta * (old.c - mems[i].c) + (1 - beta) * fresh)
+            for (_, g), *second in work.asked:
+                if name.endswith("vr"):
+                    close(second[0][0], x_prev)
+                fresh = old.g - (second[0][1] if name.endswith("vr") else g)
+                u.append(g + beta * (old.c - mems[i].c) + (1 - beta) * fresh)
         close(play.server.g, mean(u))
+        x_prev = old.x
 
 
 def test_D7_the_printed_momentum_of_padamfed_vr_is_algorithm_1s() -> None:
@@ -593,21 +597,20 @@ def test_3_fednovas_normaliser_counts_constant_gradients(hp: dict[str, float], a
     close(float(up.a), sum((1 - 0.1 * 0.5) ** k for k in range(K)) if a is None else float(a))
 
 
-def test_A4_a_clients_steps_do_not_change_its_weight() -> None:
-    """Constant gradients: the direction of the server is their mean, however many steps each client took."""
-    directions = []
-    for counts in ((4, 4, 4), (1, 7, 4)):
-        algo = the("fednova")
-        server, _ = algo.init(X0)
-        flat = torch.zeros(D, D, dtype=torch.float64)
-        ups = [algo.client(server, None, Local(flat, -PROBLEMS[i][1], n))[0] for i, n in enumerate(counts)]
-        stack = type(ups[0])(*(torch.stack(z) for z in zip(*ups, strict=True)))
-        third = torch.full((3,), 1 / 3, dtype=torch.float64)
-        steps = torch.tensor(counts, dtype=torch.float64)
-        moved = algo.server(server, stack, Round(0, N, torch.arange(3), steps, third, third, SimpleNamespace())).x - X0
-        directions.append(moved / moved.norm())
-    close(directions[0], directions[1])
-    close(directions[0], torch.nn.functional.normalize(-mean([b for _, b in PROBLEMS[:3]]), dim=0))
+@pytest.mark.parametrize("hp", [{}, {"momentum": 0.6}, {"mu": 0.5}])
+@pytest.mark.parametrize("counts", [(4, 4, 4), (1, 7, 4)])
+def test_A4_a_clients_steps_do_not_change_its_weight(counts: tuple[int, ...], hp: dict[str, float]) -> None:
+    """Constant gradients: the server moves along their mean, however many steps each client took."""
+    algo = the("fednova", **hp)
+    server, _ = algo.init(X0)
+    flat = torch.zeros(D, D, dtype=torch.float64)
+    ups = [algo.client(server, None, Local(flat, -PROBLEMS[i][1], n))[0] for i, n in enumerate(counts)]
+    stack = type(ups[0])(*(torch.stack(z) for z in zip(*ups, strict=True)))
+    third = torch.full((3,), 1 / 3, dtype=torch.float64)
+    steps = torch.tensor(counts, dtype=torch.float64)
+    moved = algo.server(server, stack, Round(0, N, torch.arange(3), steps, third, third, SimpleNamespace())).x - X0
+    tau = steps.mean() if "mu" in hp else stack.a.mean()
+    close(moved, -0.1 * tau * mean([b for _, b in PROBLEMS[:3]]))
 
 
 def test_A4_fednova_refuses_momentum_with_a_proximal_term() -> None:

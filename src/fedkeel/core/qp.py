@@ -6,6 +6,7 @@ the columns matter, so they are scaled to unit norm, and columns that are zero a
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -18,48 +19,59 @@ TOLERANCE = 1e-10  # of ||p||: inner products above -TOLERANCE ||p|| count as no
 
 
 def project(p: Tensor, columns: Sequence[Tensor]) -> Tensor:
-    """The projection of p [..., d] for a few columns [..., d], exact, for all clients at once.
+    """The projection of p [..., d] for a few columns [..., d], exact, for all clients at once; written over p.
 
     An optimal z has its support on linearly independent columns, so one of the 2^C supports is the answer: all of them
-    are solved and the one that violates the optimality conditions least is taken. Written over p.
+    are solved and the one that violates the optimality conditions least is taken.
     """
-    inner = [_dot(m, p) for m in columns]
-    if all(bool((z >= 0).all()) for z in inner):
-        return p
     C = len(columns)
-    squares = torch.stack([_dot(m, m) for m in columns], dim=-1)  # [..., C]
-    scale = torch.where(squares > 0, squares.clamp_min(1e-300).rsqrt(), 0.0)  # 0 drops a zero column
-    q = torch.stack(inner, dim=-1) * scale
-    limit = -TOLERANCE * _dot(p, p).sqrt().unsqueeze(-1)
-    if bool((q >= limit).all()):
+    q = _dots([(m, p) for m in columns])  # [..., C]
+    if bool((q >= 0).all()):
         return p
-    A = torch.diag_embed((squares > 0).double())  # [..., C, C]
-    for i, j in itertools.combinations(range(C), 2):
-        A[..., i, j] = A[..., j, i] = _dot(columns[i], columns[j]) * scale[..., i] * scale[..., j]
+    corners, places = _corners(C)
+    products = _dots([*((columns[i], columns[j]) for i, j in corners), (p, p)])
+    A = products.index_select(-1, places.to(p.device)).view(*products.shape[:-1], C, C)
+    squares, size = A.diagonal(dim1=-2, dim2=-1), products[..., -1:].sqrt()
+    scale = torch.where(squares > 0, squares.clamp_min(1e-300).rsqrt(), 0.0)  # 0 drops a zero column
+    A, q = A * scale.unsqueeze(-1) * scale.unsqueeze(-2), q * scale
     z = _solve_by_enumeration(A, q) * scale
-    z = torch.where((q >= limit).all(-1, keepdim=True), 0.0, z).to(p.dtype)
-    for j, m in enumerate(columns):
-        p.addcmul_(m, z[..., j : j + 1])
+    z = torch.where((q >= -TOLERANCE * size).all(-1, keepdim=True), 0.0, z).to(p.dtype)
+    for m, weight in zip(columns, z.split_with_sizes([1] * C, -1), strict=True):
+        p.addcmul_(m, weight)
     return p
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner products over the last dimension, [...], in float64 (summed in the dtype of the vectors if that is one row)."""
-    return (torch.dot(a, b) if a.dim() == 1 and b.dim() == 1 else (a * b).sum(-1)).double()
+def _dots(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Inner products over the last dimension, [..., len(pairs)], in float64; vectors of one client are summed by BLAS."""
+    if all(a.dim() == 1 and b.dim() == 1 for a, b in pairs):
+        return torch.stack([torch.dot(a, b) for a, b in pairs]).double()
+    return torch.stack([(a * b).sum(-1) for a, b in pairs], dim=-1).double()
+
+
+@functools.cache
+def _corners(C: int) -> tuple[list[tuple[int, int]], Tensor]:
+    """The pairs (i, j) in the upper half of a C x C matrix, and which of them each of its entries is."""
+    corners = list(itertools.combinations_with_replacement(range(C), 2))
+    return corners, torch.tensor([corners.index((min(i, j), max(i, j))) for i in range(C) for j in range(C)])
+
+
+@functools.cache
+def _supports(C: int) -> tuple[Tensor, Tensor, Tensor]:
+    """All supports [2^C, C] of 0 and 1, what each keeps of a matrix, and what it puts in place of the rest."""
+    supports = torch.tensor(list(itertools.product((0.0, 1.0), repeat=C)), dtype=torch.float64)
+    inside = supports.unsqueeze(-1) * supports.unsqueeze(-2)
+    return supports, inside, torch.diag_embed(1 - supports)
 
 
 def _solve_by_enumeration(A: Tensor, q: Tensor) -> Tensor:
     """argmin over z >= 0 of 1/2 z'Az + q'z for A [..., C, C] and q [..., C], with C small -> z [..., C]."""
-    C = q.shape[-1]
-    supports = torch.tensor(list(itertools.product((0.0, 1.0), repeat=C)), dtype=A.dtype, device=A.device)  # [2^C, C]
-    eye = torch.eye(C, dtype=A.dtype, device=A.device)
-    inside = supports.unsqueeze(-1) * supports.unsqueeze(-2)  # [2^C, C, C]
-    system = A.unsqueeze(-3) * inside + eye * (1 - supports).unsqueeze(-1)
+    supports, inside, outside = (z.to(A.device) for z in _supports(q.shape[-1]))
     target = -q.unsqueeze(-2) * supports  # [..., 2^C, C]
-    z: Tensor = torch.linalg.solve_ex(system, target.unsqueeze(-1))[0].squeeze(-1)  # singular supports give inf or nan
+    # Singular supports give inf or nan, which is never the least violation.
+    z: Tensor = torch.linalg.solve_ex(A.unsqueeze(-3) * inside + outside, target.unsqueeze(-1))[0].squeeze(-1)
     slack = (A.unsqueeze(-3) @ z.unsqueeze(-1)).squeeze(-1) + q.unsqueeze(-2)
-    violation = torch.maximum((-z).amax(-1), (-slack).amax(-1)).nan_to_num(nan=torch.inf)  # [..., 2^C]
-    best = violation.argmin(-1, keepdim=True).unsqueeze(-1).expand(*violation.shape[:-1], 1, C)
+    violation = torch.cat((-z, -slack), dim=-1).amax(-1).nan_to_num(nan=torch.inf)  # [..., 2^C]
+    best = violation.argmin(-1, keepdim=True).unsqueeze(-1).expand(*violation.shape[:-1], 1, q.shape[-1])
     return z.gather(-2, best).squeeze(-2)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm, Plan, down_record, floats, make
@@ -246,7 +247,7 @@ class Trainer:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), threadpool_limits(1, user_api="blas"):
                 yield
         finally:
             torch.set_num_threads(threads)
