@@ -15,7 +15,8 @@ import fedkeel as fk
 from fedkeel.core.algorithm import Plan, down_record, lookup
 from fedkeel.core.dry import dry_run
 from fedkeel.core.flat import Layers
-from fedkeel.engine.loop import Settings, make_flat
+from fedkeel.engine.settings import Settings
+from fedkeel.engine.train import make_flat
 from fedkeel.engine.work import Work
 from tests.tasks import copy_record, digits_fed, half_square, linear_clients, linear_model, minimiser, same_record, small_net
 

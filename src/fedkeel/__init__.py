@@ -18,7 +18,7 @@ _PUBLIC = {
     "algorithms": "fedkeel.core.algorithm:algorithms",
     "load": "fedkeel.data.sources:load",
     "resume": "fedkeel.config:resume",
-    "train": "fedkeel.engine.loop:train",
+    "train": "fedkeel.engine.train:train",
 }
 __all__ = sorted(_PUBLIC)
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from fedkeel.core.algorithm import make as algorithm
     from fedkeel.data.federation import Dataset, Federation
     from fedkeel.data.sources import load
-    from fedkeel.engine.loop import RoundError, train
+    from fedkeel.engine.loop import RoundError
     from fedkeel.engine.run import Run
+    from fedkeel.engine.train import train
 
 
 def __getattr__(name: str) -> Any:

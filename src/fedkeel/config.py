@@ -211,7 +211,7 @@ def run(
     """Trains as the config says.  fresh: a run that `out` holds is replaced.  fed: the config's data, if they are loaded."""
     from fedkeel import directory
     from fedkeel.core.algorithm import make
-    from fedkeel.engine.loop import train
+    from fedkeel.engine.train import train
 
     config = resolve(config)
     model, fed = task(config, fed)

@@ -1,0 +1,135 @@
+"""`train`: checks what it was given, and runs it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel.core.algorithm import Algorithm, make
+from fedkeel.core.features import check_inside
+from fedkeel.core.flat import FlatModel
+from fedkeel.core.steps import Objective
+from fedkeel.data.federation import Federation
+from fedkeel.engine.evaluate import check_fit, cross_entropy
+from fedkeel.engine.loop import Trainer
+from fedkeel.engine.memory import keep_freed_memory
+from fedkeel.engine.run import Run
+from fedkeel.engine.sequential import describe
+from fedkeel.engine.settings import Settings, check_engine
+
+
+def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None) -> FlatModel:
+    """The user's module (never changed: a copy is trained) or what their function makes, seeded, on device and dtype."""
+    if isinstance(model, nn.Module):
+        module = copy.deepcopy(model)
+    elif callable(model):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = model()
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"model: the function returned a {type(module).__name__}, not a torch.nn.Module")
+    else:
+        raise ValueError(f"model: expected a torch.nn.Module or a function that makes one, not {type(model).__name__}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        module = module.to(device=device, dtype=dtype)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device = {device!r} cannot be used here: {describe(error)}") from error
+    return FlatModel(module.train())
+
+
+def train(
+    model: nn.Module | Callable[[], nn.Module],
+    fed: Federation,
+    algorithm: str | Algorithm,
+    *,
+    rounds: int,
+    cohort: int | float | Sequence[Sequence[int]] = 10,
+    local_steps: int | None = None,
+    local_epochs: int = 1,
+    batch_size: int | None = 50,
+    loss: Callable[[Any, Tensor], Tensor] | None = None,
+    weight_decay: float = 0.0,
+    lr_decay: float = 1.0,
+    clip: float | None = None,
+    weights: str = "uniform",
+    seed: int = 0,
+    engine: str = "auto",
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    out: str | Path | None = None,
+    progress: bool | Callable[[dict[str, Any]], None] = True,
+    evaluate_every: int = 1,
+    resume: bool = False,
+    min_clients: int = 1,
+    workers: int | None = None,
+    timeout: float | None = None,
+    store: str = "auto",
+    config: dict[str, Any] | None = None,
+) -> Run:
+    """Trains `model` over the clients of `fed` and returns the result.
+
+    cohort: participants of a round: a count, a fraction (float), or the client ids of every round.
+    local_steps: mini-batch steps of a client; None: `local_epochs` passes over its data.
+    batch_size: None takes all local data in every step.
+    loss: loss(output, target) -> mean over the batch; cross-entropy by default.
+    lr_decay: the local learning rate of round t is lr * lr_decay ** t.  clip: norm limit of a corrected direction.
+    weights: "uniform", or "samples" to weigh clients by their number of samples.
+    engine: auto, sequential, vectorized, compiled or processes; see docs/engines.md.
+    out: a directory for config, metrics, checkpoint and model.  resume: go on from the checkpoint there, if any.
+    progress: a bar on the screen, or a function that is called with every row of the history.
+    min_clients: a round with fewer good answers stops the run.  timeout: seconds per client, for worker processes.
+    store: where client memory lives: "auto" is in memory, or in `out` if there is one; "disk" is a temporary file.
+
+    >>> fed = load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
+    >>> run = train(lambda: mlp(64, 10), fed, "fedlada", rounds=100, cohort=10)
+    """
+    keep_freed_memory()
+    if not isinstance(fed, Federation):
+        raise ValueError(f"fed: expected a Federation (see Federation.from_arrays), not {type(fed).__name__}")
+    settings = Settings(
+        rounds=rounds,
+        cohort=cohort,
+        local_steps=local_steps,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        weight_decay=weight_decay,
+        lr_decay=lr_decay,
+        clip=clip,
+        weights=weights,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        min_clients=min_clients,
+    )
+    settings.check_clients(len(fed))
+    check_engine(engine)
+    algo = make(algorithm) if isinstance(algorithm, str) else algorithm
+    if not isinstance(algo, Algorithm):
+        raise ValueError(f"algorithm: expected a name or fedkeel.algorithm(...), not {type(algo).__name__}")
+    if algo.facts.uniform and weights != "uniform":
+        raise ValueError(f"weights = {weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
+    flat = make_flat(model, seed, device, dtype)
+    check_inside(flat.module, algo.facts.needs, algo.name)
+    check_fit(flat, (fed.x, fed.y), fed.y, own_loss=loss is not None)
+    objective = Objective(flat, loss or cross_entropy, weight_decay, clip)
+    if config is None:
+        config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
+        config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
+    trainer = Trainer(
+        flat, fed, algo, settings, objective, engine, Path(out) if out else None, resume, store, workers, timeout, config
+    )
+    if callable(progress):
+        return trainer.fit(progress)
+    if not progress:
+        return trainer.fit(lambda row: None)
+    from fedkeel.progress import RoundBar
+
+    with RoundBar(algo.name, rounds) as bar:
+        return trainer.fit(bar)
