@@ -1,5 +1,5 @@
-"""DOMO: Xu and Huang 2022 (pre-momentum fusion); algorithms.md E5. The fused start uses the learning rate and
-the mean K of the round that starts there; the displacement is measured from the fused start."""
+"""DOMO: Xu and Huang 2022 (pre-momentum fusion); algorithms.md E5. The fused start is computed when a round ends, with
+that round's learning rate and mean K, as in third-party code; the displacement is measured from the fused start."""
 
 import numpy as np
 
@@ -17,12 +17,12 @@ def run(
 ) -> list[np.ndarray]:
     x = np.array(task.x0, dtype=np.float64)
     m = np.zeros_like(x)
+    z = x.copy()
     out = []
     for t in range(task.T):
         S = task.cohorts[t]
         eta = lr * task.lr_decay**t
         K_bar = sum(task.K[i] for i in S) / len(S)
-        z = x - beta_f * eta * K_bar * m  # fused start
         delta = np.zeros_like(x)
         for i in S:
             y = z.copy()
@@ -33,5 +33,6 @@ def run(
             delta += (z - y) / len(S)
         m = mu_s * m + delta / (eta * K_bar)
         x = x - server_lr * eta * K_bar * m  # from x, not from z
+        z = x - beta_f * eta * K_bar * m  # fused start of the next round
         out.append(x.copy())
     return out
