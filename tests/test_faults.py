@@ -206,6 +206,28 @@ def test_a_failing_warm_up_starts_again(tmp_path: Path) -> None:
     assert torch.equal(go().params, go(out=None, resume=False).params)
 
 
+@pytest.mark.parametrize("name", ["mime", "mimelite", "mime-lamb"])
+def test_a_failure_between_the_two_exchanges_of_a_round(tmp_path: Path, name: str) -> None:
+    """The survey of round 1 succeeds, its local steps do not: the checkpoint must be from before the survey."""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        if bool((target == MARK).any()) and len(target) <= 25:
+            raise ArithmeticError
+        return cross_entropy(output, target)
+
+    def go(**kw: Any) -> fk.Run:
+        options = {"rounds": 3, "cohort": N, "batch_size": 25, "progress": False, "engine": "sequential", "min_clients": N}
+        return fk.train(net, FED, name, **{"loss": cross_entropy, **options, **kw})
+
+    go(rounds=1, out=tmp_path)
+    with pytest.raises(fk.RoundError) as info:
+        go(loss=loss, out=tmp_path, resume=True)
+    assert (info.value.round, info.value.stage) == (1, "client")
+    run, straight = go(out=tmp_path, resume=True), go()
+    assert same_record(run.server, straight.server)
+    assert all(same_record(run.clients[i], straight.clients[i]) for i in range(N))
+
+
 def test_a_failing_evaluation_is_a_round_error() -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         if len(target) == 100:

@@ -262,6 +262,16 @@ def test_C7_fedadt_without_derivative_is_adam_of_one_round() -> None:
 def test_C8_fedsps_takes_polyaks_step_or_the_cap() -> None:
     settings = HARD | {"lr_decay": 1.0}
     close(train(the("fedsps", eta_b=0.01), **settings).params, train(the("fedavg", lr=0.01), **settings).params)
+    play, capped = Play(the("fedsps", c=20.0, eta_b=0.1, l_star=-9.0), S=3), set()
+    for _ in range(3):
+        ids, steps = play.round()
+        for i, work in zip(ids, steps, strict=True):
+            A, b = PROBLEMS[i]
+            for w, g, after in zip(work.points, work.gradients, work.points[1:], strict=False):
+                polyak = float((0.5 * w @ A @ w - b @ w + 9.0) / (20.0 * g @ g))
+                close(after, w - min(polyak, 0.1) * g)
+                capped.add(polyak > 0.1)
+    assert capped == {True, False}
     # f = x^2 / 2: the loss over c ||g||^2 is 1 for c = 1/2, so the first step jumps to 0 unless the cap is lower.
     parabola = fk.Federation.from_arrays([(np.eye(D) * D**0.5, np.zeros((D, 1)))])
     for cap, left in ((1.0, 0.0), (0.25, 0.75**K)):
@@ -635,6 +645,23 @@ def test_E3_mimes_statistics_never_see_local_iterates() -> None:
         close(play.server.c, c)
         close(play.server.m, 0.1 * c + 0.9 * m)
         close(play.server.v, 0.01 * c**2 + 0.99 * (v if t else c**2))
+
+
+def test_E5_domo_starts_ahead_and_steps_from_x() -> None:
+    play = Play(the("domo", mu_s=0.7, mu_l=0.5, beta_f=0.4, server_lr=0.8), S=3, noise=0.3)
+    m = torch.zeros(D, dtype=torch.float64)
+    for _ in range(4):
+        x = play.server.x
+        _, steps = play.round()
+        ends = []
+        for work in steps:
+            close(work.points[0], x - 0.4 * 0.01 * K * m)
+            u = torch.zeros(D, dtype=torch.float64)
+            for g in work.gradients:
+                u = 0.5 * u + g
+            ends.append(work.points[0] - work.points[-1] + 0.01 * u)
+        m = 0.7 * m + mean(ends) / (0.01 * K)
+        close(play.server.x, x - 0.8 * 0.01 * K * m)
 
 
 def test_19_feddyn_in_unscaled_form() -> None:
