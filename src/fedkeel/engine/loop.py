@@ -86,6 +86,7 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.t = 0
         self.warm = not self.algo.warms_up()
+        self.warmup: dict[str, float] = {}  # what the warm-up cost a client; told in the first row
         self.server, initial = self.algo.init(model.vector())
         self.directory = None if out is None else RunDirectory(out, resume)
         self.store = self._make_store(initial, on_disk=store == "disk")
@@ -142,7 +143,7 @@ class Trainer:
             "dropped": expected - answers.r.S,
             "faults": faults | answers.faults,
         }
-        row |= self._evaluation(t)
+        row |= self._evaluation(t) | (self.warmup if t == 0 else {})
         row["seconds"] = time.perf_counter() - start
         self.t = t + 1
         self.history.append(row)
@@ -209,7 +210,9 @@ class Trainer:
         """All clients once, a cohort's worth at a time; a client that fails keeps its initial record."""
         for start in range(0, self.N, self.S):
             stop = min(start + self.S, self.N)
-            self._exchange(runner, self._jobs("warmup", -1, list(range(start, stop))), "begin", last=stop == self.N)
+            jobs = self._jobs("warmup", -1, list(range(start, stop)))
+            answers = self._exchange(runner, jobs, "begin", last=stop == self.N)
+        self.warmup = {"warmup_up": answers.up, "warmup_down": floats(jobs.down)}
         self.warm = True
 
     def _cost_up(self, up: Any, r: Round) -> float:
@@ -272,6 +275,7 @@ class Trainer:
         if not due and now - self._saved < self._cost / CHECKPOINT_SHARE:
             return
         facts = {"identity": self._identity(), "history": self.history, "engine": self.engine, "why": self.why}
+        facts["warmup"] = self.warmup
         tensors = {"buffers": self.buffers, **self.store.index()}
         save_checkpoint(self.directory.checkpoint, self.t, self.server, tensors, facts)
         self.store.pin()
@@ -290,7 +294,7 @@ class Trainer:
         self.server = server_from(tensors, self.server, self.model.device)
         self.buffers = tensors["buffers"]
         self.store.restore(tensors)
-        self.warm = True
+        self.warm, self.warmup = True, facts["warmup"]
         if self.engine == "auto":
             self.engine, self.why = facts["engine"], facts["why"]
 

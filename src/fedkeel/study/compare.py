@@ -163,7 +163,7 @@ def _floats(history: Sequence[Row]) -> list[float]:
     """Floats up and down of a client that takes part in every round, until the end of each round."""
     total, sums = 0.0, []
     for row in history:
-        total += row["up"] + row["down"]
+        total += row["up"] + row["down"] + row.get("warmup_up", 0) + row.get("warmup_down", 0)
         sums.append(total)
     return sums
 
