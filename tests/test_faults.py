@@ -475,6 +475,15 @@ assert torch.get_num_threads() == 2
     subprocess.run([sys.executable, "-c", script], cwd=root, timeout=60, check=True)
 
 
+def test_training_in_a_thread() -> None:
+    """The kernel ends workers with the thread that forked them, and that one lives as long as the run."""
+    runs: list[fk.Run] = []
+    thread = threading.Thread(target=lambda: runs.append(train("processes")))
+    thread.start()
+    thread.join(timeout=60)
+    assert torch.equal(runs[0].params, train().params)
+
+
 def test_workers_must_be_a_positive_number() -> None:
     with pytest.raises(ValueError, match="workers = -1 is not allowed"):
         train("processes", workers=-1)

@@ -193,6 +193,14 @@ def test_resume_extends_the_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 6
 
 
+def test_what_the_caller_does_with_records_does_not_reach_the_disk(tmp_path: Path) -> None:
+    run = train(rounds=3, out=tmp_path)
+    for client in run.clients.values():
+        if client is not None:
+            client.c.fill_(1.0)
+    same(train(out=tmp_path, resume=True), train())
+
+
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     train(out=tmp_path)
     calls = []

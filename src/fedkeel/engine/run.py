@@ -35,7 +35,10 @@ class Clients(Mapping[int, Any]):
     def __getitem__(self, client: int) -> Any:
         if not 0 <= client < self.N:
             raise KeyError(client)
-        return self.store.read(client) if client in self.store else None
+        if client not in self.store:
+            return None
+        record = self.store.read(client)
+        return type(record)(*(z.clone() for z in record))  # not the file itself, from which the run may be resumed
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.N))
