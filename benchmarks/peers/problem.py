@@ -131,7 +131,7 @@ def serve(cases: dict[str, Case]) -> None:
     for name, case in cases.items():
         try:
             out[name] = np.stack(case(load(home / ("equal.npz" if name.startswith("equal") else "epochs.npz"))))
-        except Exception:
+        except Exception as error:
             traceback.print_exc()
-            out["error " + name] = np.array(traceback.format_exc().strip().splitlines()[-1])
+            out["error " + name] = np.array(f"{type(error).__name__}: {error}")
     np.savez(home / f"{peer}.npz", **out)
