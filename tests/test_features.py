@@ -186,3 +186,40 @@ def test_a_model_that_hides_its_inside_is_refused() -> None:
         train(Closed(), digits_fed(3), "moon", 1)
     with pytest.raises(ValueError, match=r"fedmlb needs the blocks.*blocks"):
         train(made(WithMethods), digits_fed(3), "fedmlb", 1)
+
+
+def normalised() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10)).double()
+
+
+def test_fedbn_without_normalisation_is_fedavg() -> None:
+    fed = digits_fed(4)
+    runs = [train(made(WithBlocks), fed, fk.algorithm(n, lr=LR), 3, cohort=2) for n in ("fedbn", "fedavg")]
+    assert torch.equal(runs[0].params, runs[1].params)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+@pytest.mark.parametrize("clip", [None, 1e9])
+def test_fedbn_is_what_its_paper_says(engine: str, clip: float | None) -> None:
+    fed = digits_fed(3)
+    shared = [0, 1, 4, 5]  # the linear layers among the parameters; 2 and 3 are the normalisation
+    world = normalised()
+    nets = [copy.deepcopy(world) for _ in range(3)]
+    for t in range(3):
+        for i, net in enumerate(nets):
+            with torch.no_grad():
+                for j in shared:
+                    list(net.parameters())[j].copy_(list(world.parameters())[j])
+            for x, y in batches(fed, t, i):
+                sgd(net, functional.cross_entropy(net(x), y))
+        world = average(nets)
+    run = train(normalised(), fed, fk.algorithm("fedbn", lr=LR), 3, engine=engine, clip=clip)
+    expected = torch.cat([list(world.parameters())[j].detach().reshape(-1) for j in shared])
+    torch.testing.assert_close(run.params, expected, rtol=1e-9, atol=1e-11)
+    assert run.history[-1]["up"] == run.history[-1]["down"] == len(expected)
+    for i, net in enumerate(nets):
+        own = [list(net.parameters())[j] for j in (2, 3)] + [net[2].running_mean, net[2].running_var]
+        kept = run.clients[i].values[: 4 * 12]
+        torch.testing.assert_close(kept, torch.cat([z.detach().reshape(-1) for z in own]), rtol=1e-9, atol=1e-11)
+    assert 0 <= run.history[-1]["client_accuracy"] <= 1

@@ -75,7 +75,8 @@ IN_THE_TASK = {"tracking", "schedule"}
 def cases() -> list[Any]:
     """The defaults of every registered method, and its options. Methods that look into the model have tests of their own
     (test_features.py), as has the random number of steps of scaffnew (test_identities.py)."""
-    names = [name for name in fk.algorithms() if not lookup(name).facts.needs and not name.startswith("fedit")]
+    names = [name for name in fk.algorithms() if not name.startswith("fedit")]
+    names = [name for name in names if not lookup(name).facts.needs and not lookup(name).facts.private]
     plain: dict[str, Any] = {"scaffnew": {"schedule": "fixed"}}
     return [
         pytest.param(name, hp, id=f"{name}-{hp}") for name in names for hp in [plain.get(name, {}), *CASES.get(name, [])]

@@ -115,6 +115,7 @@ class Facts:
     tracked: tuple[str, ...]  # upload fields sent only by clients whose drawn role `tracks` is 1
     uniform: bool  # only defined for uniform weights
     owns: tuple[str, ...]  # server fields too large to copy, which `server` overwrites in place
+    private: bool  # do the parameters and statistics of batch normalisation stay with each client?
     needs: str  # what the model must show of its inside: "features", "blocks" or nothing (core/features.py)
 
 
@@ -137,6 +138,7 @@ def algorithm(
     tracked: str = "",
     uniform: bool = False,
     owns: str = "",
+    private: bool = False,
     needs: str = "",
 ) -> Callable[[A], A]:
     """Class decorator that registers a method under `name`; the words are columns of `fedkeel algorithms`."""
@@ -155,6 +157,7 @@ def algorithm(
             tracked=tuple(tracked.split()),
             uniform=uniform,
             owns=tuple(owns.split()),
+            private=private,
             needs=needs,
         )
         _registry[name] = cls

@@ -34,11 +34,18 @@ class FlatModel:
 
     Binding copies nothing: an update of the bound vector in place is an update of the module. The order is that of
     `module.parameters()`, frozen parameters left out.
+
+    Beside it stand the buffers (normalisation statistics). With `private`, the parameters of batch normalisation belong to
+    them and not to the vector: they are trained, but never sent (FedBN).
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, private: bool = False) -> None:
         self.module = module
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)] if private else []
+        own = {id(p) for norm in norms for p in norm.parameters()}
+        self.private = [p for _, p in named if id(p) in own]
+        named = [(name, p) for name, p in named if id(p) not in own]
         if not named:
             raise ValueError("model: it has no trainable parameter")
         self.names = [name for name, _ in named]
@@ -48,7 +55,7 @@ class FlatModel:
         self.d = sum(self.layers.sizes)
         self.dtype = self.parameters[0].dtype
         self.device = self.parameters[0].device
-        self._buffers = [b for b in module.buffers() if b.numel()]
+        self._buffers = [p.data for p in self.private] + [b for b in module.buffers() if b.numel()]
         self.bound: Tensor | None = None
         self.bound_views: list[Tensor] = []
         self._recent: list[tuple[Tensor, list[Tensor]]] = []  # methods with several points come back to the same few

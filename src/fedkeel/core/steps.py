@@ -136,7 +136,8 @@ class OneClient(Steps):
         for start in range(0, len(y), self.objective.chunk):
             part = slice(start, start + self.objective.chunk)
             _, grads = self._backward(w, x[part], y[part])
-            torch._foreach_add_(self.objective.model.views(total), grads, alpha=len(y[part]) / len(y))
+            views = self.objective.model.views(total)
+            torch._foreach_add_(views, grads[: len(views)], alpha=len(y[part]) / len(y))
         return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
 
     def _backward(self, w: Tensor, x: Any, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -144,7 +145,7 @@ class OneClient(Steps):
         model.bind(w)
         with torch.enable_grad():
             loss = self.objective.loss(model.module(x), y)
-        return loss.detach(), gradients(loss, model.parameters)
+        return loss.detach(), gradients(loss, [*model.parameters, *model.private])
 
 
 def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -175,18 +176,23 @@ class OneGrad(Grad):
         return flat.add_(w, alpha=decay) if decay else flat
 
     def descend(self, w: Tensor, lr: float) -> None:
+        model = self.steps.objective.model
         if self.steps.objective.weight_decay or self.steps.objective.clip:
             super().descend(w, lr)
         else:  # the same numbers, tensor by tensor, without the pass that makes the gradient flat
             grads = self._pieces(w)
-            torch._foreach_sub_(self.steps.objective.model.bound_views, grads, alpha=lr)
+            torch._foreach_sub_(model.bound_views, grads, alpha=lr)
+        if model.private:
+            torch._foreach_sub_([p.data for p in model.private], self.private, alpha=lr)
 
     def _pieces(self, w: Tensor) -> tuple[Tensor, ...]:
         loss, grads = self.steps._backward(w, self.x, self.y)
         if self.calls == 0:
             self.steps.losses.append(loss)
         self.calls += 1
-        return grads
+        shared = len(self.steps.objective.model.parameters)
+        self.private = grads[shared:]
+        return grads[:shared]
 
     def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
         objective = self.steps.objective

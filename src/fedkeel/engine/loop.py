@@ -34,7 +34,7 @@ from fedkeel.engine.sequential import Sequential, describe
 from fedkeel.engine.settings import Settings
 from fedkeel.engine.store import Store
 from fedkeel.engine.vectorized import Vectorized
-from fedkeel.engine.work import Jobs, Uploads, Work
+from fedkeel.engine.work import Jobs, Private, Uploads, Work
 
 CHECKPOINT_SHARE = 0.03  # of the time may go into checkpoints
 
@@ -88,6 +88,8 @@ class Trainer:
         self.warm = not self.algo.warms_up()
         self.warmup: dict[str, float] = {}  # what the warm-up cost a client; told in the first row
         self.server, initial = self.algo.init(model.vector())
+        if model.private:
+            initial = Private(self.buffers)
         self.directory = None if out is None else RunDirectory(out, resume)
         self.store = self._make_store(initial, on_disk=store == "disk")
         self.engine, self.why = engine, ""
@@ -226,7 +228,13 @@ class Trainer:
         every, last = self.settings.evaluate_every, t == self.settings.rounds - 1
         if self.fed.test is None or not (last or (every and (t + 1) % every == 0)):
             return {"test_accuracy": None, "test_loss": None}
-        return evaluate(self.model, self.server.x, self.buffers, self.objective.loss, self.fed.test)
+        row = evaluate(self.model, self.server.x, self.buffers, self.objective.loss, self.fed.test)
+        if self.model.private:  # clients with layers of their own: the mean over those that took part
+            ids = self.settings.participants(t, self.N)
+            own = [self.store.read(i).values for i in ids if i in self.store]
+            rows = [evaluate(self.model, self.server.x, values, self.objective.loss, self.fed.test) for values in own]
+            row["client_accuracy"] = sum(z["test_accuracy"] or 0.0 for z in rows) / max(len(rows), 1)
+        return row
 
     # Who runs the clients -----------------------------------------------------------------------------------------
 
@@ -300,7 +308,7 @@ class Trainer:
 
     def _result(self) -> Run:
         module = copy.deepcopy(self.model.module)
-        flat = FlatModel(module)
+        flat = FlatModel(module, self.algo.facts.private)
         flat.bind(self.server.x.clone())
         if flat.has_buffers:
             flat.write_buffers(self.buffers)

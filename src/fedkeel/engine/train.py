@@ -24,7 +24,7 @@ from fedkeel.engine.sequential import describe
 from fedkeel.engine.settings import Settings, check_engine
 
 
-def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None) -> FlatModel:
+def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None, private: bool = False) -> FlatModel:
     """The user's module (never changed: a copy is trained) or what their function makes, seeded, on device and dtype."""
     if isinstance(model, nn.Module):
         module = copy.deepcopy(model)
@@ -42,7 +42,7 @@ def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None) -> 
         module = module.to(device=device, dtype=dtype)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device = {device!r} cannot be used here: {describe(error)}") from error
-    return FlatModel(module.train())
+    return FlatModel(module.train(), private)
 
 
 def train(
@@ -115,7 +115,7 @@ def train(
         raise ValueError(f"algorithm: expected a name or fedkeel.algorithm(...), not {type(algo).__name__}")
     if algo.facts.uniform and weights != "uniform":
         raise ValueError(f"weights = {weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
-    flat = make_flat(model, seed, device, dtype)
+    flat = make_flat(model, seed, device, dtype, private=algo.facts.private)
     check_inside(flat.module, algo.facts.needs, algo.name)
     check_fit(flat, (fed.x, fed.y), fed.y, own_loss=loss is not None)
     objective = Objective(flat, loss or cross_entropy, weight_decay, clip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,12 @@ class Uploads:
     losses: Tensor  # [S] float64, mean loss of the client's batches
     faults: dict[int, str]  # position -> why
     slots: dict[int, int]  # position -> where its new record was staged
+
+
+class Private(NamedTuple):
+    """What the engine keeps for a client whose normalisation layers never leave it."""
+
+    values: Tensor  # [b] parameters and statistics of the normalisation layers, float64
 
 
 @dataclass
@@ -90,8 +96,10 @@ class Work:
         roles = SimpleNamespace(**{name: x.new_tensor([value], dtype=model.dtype) for name, value in drawn.items()})
         steps = OneClient(self.objective, t, batches, lambda: self.cast(*self.fed.take(client, None)), self.workspace, roles)
         if model.has_buffers:
-            model.write_buffers(buffers)
-        up, new = getattr(self.algo.at(t, self.lr_decay), stage)(down, mem, steps)
+            model.write_buffers(mem.values if model.private else buffers)
+        up, new = getattr(self.algo.at(t, self.lr_decay), stage)(down, None if model.private else mem, steps)
+        if model.private:
+            new = Private(model.read_buffers())
         check_finite(up, new)
         loss = float(torch.stack(steps.losses).double().mean()) if steps.losses else float("nan")
         return Result(up, new, model.read_buffers(), loss)
