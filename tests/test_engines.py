@@ -18,6 +18,7 @@ from fedkeel.engine import auto
 from tests.tasks import digits_fed, same_record
 
 FED = digits_fed(clients=7, concentration=0.1)
+PLENTY = digits_fed(clients=4, concentration=10.0)  # nobody has a last batch of one sample, which BatchNorm refuses
 every = pytest.mark.parametrize("name", fk.algorithms())
 
 
@@ -185,6 +186,13 @@ def test_statistics_are_averaged_and_broadcast(engine: str, rounds: int) -> None
     assert int(found["2.num_batches_tracked"]) == 2 * rounds
     for key, z in expected.items():
         torch.testing.assert_close(found[key], z, rtol=1e-10, atol=1e-10)
+
+
+def test_private_statistics_are_the_same_in_all_processes() -> None:
+    one = train("fedbn", model=norm_net, fed=PLENTY, rounds=3)
+    for workers in (1, 2, 3):
+        same(one, train("fedbn", "processes", model=norm_net, fed=PLENTY, rounds=3, workers=workers))
+    assert not torch.equal(one.clients[0].values, one.clients[1].values)
 
 
 def test_models_with_buffers_are_not_vectorized() -> None:

@@ -175,13 +175,14 @@ def test_the_engine_that_was_chosen_is_kept(tmp_path: Path) -> None:
     assert (run.engine, run.why) == (first.engine, first.why)
 
 
-def test_batch_norm_and_dropout_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["scaffold", "fedbn"])
+def test_batch_norm_and_dropout_resume(tmp_path: Path, name: str) -> None:
     def model() -> nn.Module:
         layers = nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 10)
         return nn.Sequential(nn.Flatten(), *layers)
 
-    stopped(tmp_path, model=model, local_steps=2)
-    same(train(out=tmp_path, resume=True, model=model, local_steps=2), train(model=model, local_steps=2))
+    stopped(tmp_path, name, model=model, local_steps=2)
+    same(train(name, out=tmp_path, resume=True, model=model, local_steps=2), train(name, model=model, local_steps=2))
 
 
 def test_resume_extends_the_run(tmp_path: Path) -> None:

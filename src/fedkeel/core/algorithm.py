@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import pkgutil
 from collections import namedtuple
@@ -198,6 +199,7 @@ def nearest(word: str, known: Any) -> str:
     return f"; known: {', '.join(sorted(known))}"
 
 
+@functools.cache
 def _import_all() -> None:
     package = importlib.import_module("fedkeel.algorithms")
     for module in pkgutil.iter_modules(package.__path__):
