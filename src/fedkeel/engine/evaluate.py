@@ -46,7 +46,7 @@ def classes(output: Any, target: Tensor) -> bool:
     return isinstance(output, Tensor) and not target.is_floating_point() and output.shape[:-1] == target.shape
 
 
-def check_fit(model: FlatModel, data: tuple[Tensor, Tensor], labels: Tensor, own_loss: bool) -> None:
+def check_fit(model: FlatModel, data: tuple[Tensor, Tensor], labels: Tensor, own_loss: bool, where: str = "") -> None:
     """Does the model take the data, and does it have an output for every label?"""
     x, y = (z[:2].to(model.device) for z in data)
     x = x.to(model.dtype) if x.is_floating_point() else x
@@ -55,18 +55,22 @@ def check_fit(model: FlatModel, data: tuple[Tensor, Tensor], labels: Tensor, own
         with torch.no_grad():
             output = model.module(x)
     except Exception as error:
-        raise ValueError(f"model: it does not take samples of shape {list(x.shape[1:])}: {error}") from error
+        raise ValueError(f"{where}model: it does not take samples of shape {list(x.shape[1:])}: {error}") from error
     finally:
         model.module.train()
     if own_loss:
         return
     if labels.is_floating_point():
-        raise ValueError("loss: the targets are not class numbers; pass loss=, for example torch.nn.functional.mse_loss")
+        raise ValueError(
+            f"{where}loss: the targets are not class numbers; pass loss=, for example torch.nn.functional.mse_loss"
+        )
     low, high = int(labels.min()), int(labels.max())
     if not isinstance(output, Tensor) or output.dim() < 2 or low < 0 or high >= output.shape[-1]:
         width = output.shape[-1] if isinstance(output, Tensor) and output.dim() > 1 else "no"
-        raise ValueError(f"labels: they go from {low} to {high}, but the model has {width} outputs (labels start at 0)")
+        raise ValueError(
+            f"{where}labels: they go from {low} to {high}, but the model has {width} outputs (labels start at 0)"
+        )
     if y.shape != output.shape[:-1]:
         raise ValueError(
-            f"labels: their shape {list(y.shape[1:])} per sample does not fit the output {list(output.shape[1:])}"
+            f"{where}labels: their shape {list(y.shape[1:])} per sample does not fit the output {list(output.shape[1:])}"
         )

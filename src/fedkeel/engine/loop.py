@@ -43,9 +43,12 @@ class RoundError(RuntimeError):
     """A round that could not be completed."""
 
     def __init__(self, algorithm: str, round: int, client: int | None, stage: str, why: str) -> None:
-        self.algorithm, self.round, self.client, self.stage = algorithm, round, client, stage
+        self.algorithm, self.round, self.client, self.stage, self.why = algorithm, round, client, stage, why
         where = f", client {client}" if client is not None else ""
         super().__init__(f"{algorithm}, round {round}{where}, {stage}: {why}")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # or it could not be unpickled, and would break a pool of processes
+        return type(self), (self.algorithm, self.round, self.client, self.stage, self.why)
 
 
 @dataclass
@@ -91,6 +94,7 @@ class Trainer:
         if model.private:
             initial = Private(self.buffers)
         self.directory = None if out is None else RunDirectory(out, resume)
+        self.fingerprint = None if out is None else fed.fingerprint()
         self.store = self._make_store(initial, on_disk=store == "disk")
         self.engine, self.why = engine, ""
         if self.directory is not None and self.directory.checkpoint.exists():
@@ -145,7 +149,10 @@ class Trainer:
             "dropped": expected - answers.r.S,
             "faults": faults | answers.faults,
         }
-        row |= self._evaluation(t) | (self.warmup if t == 0 else {})
+        try:
+            row |= self._evaluation(t) | (self.warmup if t == 0 else {})
+        except Exception as error:
+            raise RoundError(self.algo.name, t, None, "evaluate", describe(error)) from error
         row["seconds"] = time.perf_counter() - start
         self.t = t + 1
         self.history.append(row)
@@ -216,6 +223,7 @@ class Trainer:
             answers = self._exchange(runner, jobs, "begin", last=stop == self.N)
         self.warmup = {"warmup_up": answers.up, "warmup_down": floats(jobs.down)}
         self.warm = True
+        self._checkpoint(due=True)
 
     def _cost_up(self, up: Any, r: Round) -> float:
         """Mean floats that a participant sent; tracked fields count for those who track."""
@@ -273,7 +281,7 @@ class Trainer:
             ).hexdigest()
         shapes = [[name, list(shape)] for name, shape in zip(self.model.names, self.model.shapes, strict=True)]
         algo = {"name": self.algo.name, **dataclasses.asdict(self.algo)}  # type: ignore[call-overload]
-        return {"settings": settings, "algorithm": algo, "model": shapes, "data": self.fed.fingerprint()}
+        return {"settings": settings, "algorithm": algo, "model": shapes, "data": self.fingerprint}
 
     def _checkpoint(self, due: bool) -> None:
         """Writes a checkpoint if it is due, or if the last one is so long ago that another costs little."""

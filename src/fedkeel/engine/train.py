@@ -21,7 +21,7 @@ from fedkeel.engine.loop import Trainer
 from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.run import Run
 from fedkeel.engine.sequential import describe
-from fedkeel.engine.settings import Settings, check_engine
+from fedkeel.engine.settings import Settings, check_engine, refuse
 
 
 def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None, private: bool = False) -> FlatModel:
@@ -31,11 +31,13 @@ def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None, pri
     elif callable(model):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = model()
+            module = copy.deepcopy(model())  # it may hand out a module that it keeps
         if not isinstance(module, nn.Module):
             raise ValueError(f"model: the function returned a {type(module).__name__}, not a torch.nn.Module")
     else:
         raise ValueError(f"model: expected a torch.nn.Module or a function that makes one, not {type(model).__name__}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise refuse("dtype", dtype, "a floating-point torch.dtype, or None")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -118,6 +120,8 @@ def train(
     flat = make_flat(model, seed, device, dtype, private=algo.facts.private)
     check_inside(flat.module, algo.facts.needs, algo.name)
     check_fit(flat, (fed.x, fed.y), fed.y, own_loss=loss is not None)
+    if fed.test is not None:
+        check_fit(flat, fed.test, fed.test[1], own_loss=loss is not None, where="test: ")
     objective = Objective(flat, loss or cross_entropy, weight_decay, clip)
     if config is None:
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]

@@ -25,15 +25,19 @@ class Vectorized:
         S = len(jobs.ids)
         stack: Stack | None = None
         uploads = Uploads(None, torch.zeros(S, 0, dtype=torch.float64), torch.zeros(S).double(), {}, {})
-        for K in sorted(set(jobs.K)):
-            positions = [position for position in range(S) if jobs.K[position] == K]
+        groups = [[position for position in range(S) if jobs.K[position] == K] for K in sorted(set(jobs.K))]
+        for positions in groups:
+            K = jobs.K[positions[0]]
             ids = [jobs.ids[position] for position in positions]
             drawn = {name: z[positions] for name, z in jobs.drawn.items()}
             mem = None if self.store.initial is None else stacked([self.store.read(client) for client in ids])
             try:
                 up, new, losses = self.work.group(jobs, ids, K, drawn, mem, self.oracle)
             except Exception as error:
-                uploads.faults |= dict.fromkeys(positions, describe(error))
+                if len(positions) > 1:  # one of them is to blame: each on its own
+                    groups += [[position] for position in positions]
+                else:
+                    uploads.faults[positions[0]] = describe(error)
                 continue
             for row, position in enumerate(positions):
                 mine = type(up)(*(z[row] for z in up))

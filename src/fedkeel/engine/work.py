@@ -101,8 +101,12 @@ class Work:
         if model.private:
             new = Private(model.read_buffers())
         check_finite(up, new)
+        after = model.read_buffers()
+        # Buffers may be infinite from the start (masks of attention), but must not become so.
+        if model.has_buffers and bool((buffers.to(after.device).isfinite() & ~after.isfinite()).any()):
+            raise NotFinite("the model's buffers are not finite")
         loss = float(torch.stack(steps.losses).double().mean()) if steps.losses else float("nan")
-        return Result(up, new, model.read_buffers(), loss)
+        return Result(up, new, after, loss)
 
     def group(
         self, jobs: Jobs, ids: Sequence[int], K: int, drawn: dict[str, np.ndarray], mem: Any, oracle: ManyOracle
