@@ -251,7 +251,7 @@ def test_minimiser_is_a_fixed_point_exactly_if_declared(name: str) -> None:
     algo = fk.algorithm(name, **(hp | FIXED_POINT.get(name, {})))
     model = nn.Sequential(nn.Flatten(), linear_model(8, bias=False, x0=star))  # a Sequential shows its features
     run = train(
-        algo, fed, model, rounds=200, cohort=3, local_steps=10, batch_size=None,
+        algo, fed, model, rounds=100, cohort=3, local_steps=10, batch_size=None,
         loss=half_square, dtype=torch.float64,
     )  # fmt: skip
     away = float(np.linalg.norm(run.params.numpy() - star))

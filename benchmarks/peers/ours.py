@@ -6,7 +6,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from problem import BATCH, EPOCHS, EQUAL_STEPS, HIDDEN, INPUTS, PARTIAL, ROUNDS, SEED, SIZES, CLASSES, Problem, make_data, split
+from problem import (
+    BATCH,
+    CLASSES,
+    EPOCHS,
+    EQUAL_STEPS,
+    HIDDEN,
+    INPUTS,
+    PARTIAL,
+    ROUNDS,
+    SEED,
+    SIZES,
+    Problem,
+    make_data,
+    split,
+)
 from torch import nn
 
 import fedkeel as fk

@@ -81,9 +81,7 @@ serve(
     {
         "fedavg": lambda p: run(p, averaging(fedjax.optimizers.sgd(0.8))),
         "fedavgm": lambda p: run(p, averaging(fedjax.optimizers.sgd(0.7, momentum=0.6))),
-        "fedadagrad": lambda p: run(
-            p, averaging(fedjax.optimizers.adagrad(0.2, initial_accumulator_value=0.1, eps=0.0))
-        ),
+        "fedadagrad": lambda p: run(p, averaging(fedjax.optimizers.adagrad(0.2, initial_accumulator_value=0.1, eps=0.0))),
         "fedadam": lambda p: run(p, averaging(ADAM_SERVER)),
         "fedprox": lambda p: run(p, fed_prox.fed_prox(losses, SGD, fedjax.optimizers.sgd(0.8), None, 0.5)),
         "mime sgd": lambda p: run(p, mime.mime(losses, SGD, None, None, 0.9)),

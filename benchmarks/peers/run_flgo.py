@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch_side import Net, read, tensors, write  # isort: skip  # before flgo: see VISION there
 
-warnings.simplefilter("ignore")
+from torch_side import Net, read, tensors, write  # isort: skip  # before flgo: see VISION there
 from flgo.algorithm import fedavgm, feddyn, fednova, fedprox, mifa, moon, scaffold
 from flgo.benchmark.base import BasicTaskCalculator
 from flgo.utils.fmodule import FModule

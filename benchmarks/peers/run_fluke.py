@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from torch_side import Epochs, Net, Pair, read, tensors  # isort: skip  # before fluke: see VISION there
 from fluke import DDict, FlukeENV
 from fluke.algorithms import CentralizedFL

@@ -156,6 +156,8 @@ def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """
     if loss.numel() != 1:
         raise ValueError(f"loss: it must be one number, the mean over the batch, and not have shape {list(loss.shape)}")
+    if not loss.requires_grad:  # it depends on none of them
+        return tuple(torch.zeros_like(p) for p in parameters)
     found = _engine_run_backward(
         (loss,), (torch.ones_like(loss),), False, False, tuple(parameters), allow_unreachable=True, accumulate_grad=False
     )

@@ -1,0 +1,168 @@
+"""What is compared: a method of fedkeel with its options, a case of a peer's script, and the cause where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import byhand
+import torch
+from problem import FULL, PARTIAL, Problem
+
+SAMPLES = {"weights": "samples"}
+SINGLE = {"dtype": torch.float32}
+LOCAL = {"lr": 0.1}
+MOMENTUM = LOCAL | {"server_lr": 0.7, "beta1": 0.6}
+ADAM = LOCAL | {"server_lr": 0.1, "beta1": 0.8, "beta2": 0.9}
+ADAM_0 = ADAM | {"tau": 0.01, "v0": 0.0}
+WIDE = LOCAL | {"server_lr": 1.0, "beta1": 0.8, "tau": 0.5, "v0": 0.0}
+MIME = {"lr": 0.1, "server_lr": 0.9, "beta": 0.8, "frozen": "full_step"}
+MIME_ADAM = MIME | {"lr": 0.02, "base": "adam", "beta1": 0.8, "beta2": 0.9, "eps": 0.01}
+EQUAL = {"equal": True, "cohorts": FULL}
+
+
+@dataclass(frozen=True)
+class Case:
+    method: str
+    peer: str
+    name: str  # of the case in the peer's script
+    setting: str  # in words, beyond what all have in common
+    options: dict[str, Any]  # fedkeel's hyper-parameters
+    settings: dict[str, Any] = field(default_factory=dict)  # of fedkeel's run
+    why: str = ""  # the cause of a difference ...
+    rule: Callable[[Problem], Any] | None = None  # ... and the peer's rule by hand, which must give the peer's weights
+
+
+CASES = [
+    # The server's step alone: the peer gets the clients' results.
+    Case("fedavg", "flwr", "fedavg", "FedAvg, samples", LOCAL, SAMPLES),
+    Case("fedavgm", "flwr", "fedavgm", "FedAvgM, samples, lr 0.7, momentum 0.6", MOMENTUM, SAMPLES),
+    Case("fedadagrad", "flwr", "fedadagrad", "FedAdagrad, samples; v0 = 0",
+         LOCAL | {"server_lr": 0.2, "tau": 0.01, "v0": 0.0}, SAMPLES),
+    Case("fedyogi", "flwr", "fedyogi", "FedYogi, samples; v0 = 0", ADAM_0, SAMPLES),
+    Case("fedadam", "flwr", "fedadam late", "FedAdam, samples; v0 = 0; rounds counted from 10^6", ADAM_0, SAMPLES),
+    Case(
+        "fedadam", "flwr", "fedadam", "FedAdam, samples; v0 = 0; as shipped", ADAM_0, SAMPLES,
+        "Flower corrects the bias: its step is multiplied by sqrt(1 - beta2^(r+1)) / (1 - beta1^(r+1)), r = 1, 2, ...; "
+        "Reddi et al. do not, nor does fedkeel. (Adam's own exponent would be r.)", byhand.flower_fedadam,
+    ),
+    Case("fedavgm", "torch", "fedavgm", "SGD(momentum=0.6) on the server", MOMENTUM),
+    Case("fedadagrad", "torch", "fedadagrad", "Adagrad on the server", LOCAL | {"server_lr": 0.2, "tau": 0.01}),
+    Case("fedadam", "torch", "fedadam", "Adam on the server, v0 = tau^2, step count 10^9", ADAM | {"tau": 0.01}),
+    Case("fedams", "torch", "fedams", "Adam(amsgrad) on the server, first maximum 1e-3, step count 10^9", ADAM),
+    Case("fedams", "torch", "fedams corrected", "the same from step 0; bias_correction=True",
+         ADAM | {"bias_correction": True}),
+    Case("fedadam", "fluke", "fedadam", "FedOpt(adam), lr 1; v0 = 0", WIDE | {"beta2": 0.9}),
+    Case("fedyogi", "fluke", "fedyogi", "FedOpt(yogi), lr 1; v0 = 0", WIDE | {"beta2": 0.9}),
+    Case("fedadagrad", "fluke", "fedadagrad", "FedOpt(adagrad), lr 1, beta1 0.8; v0 = 0", WIDE),
+    Case(
+        "fedadam", "fluke", "fedadam lr", "FedOpt(adam), lr 0.1; v0 = 0", WIDE | {"beta2": 0.9, "server_lr": 0.1}, {},
+        "fluke's learning rate also scales the displacement that goes into m and v (the averaging below it uses the same "
+        "setting `lr`).", byhand.fluke_fedadam,
+    ),
+    Case("fedadagrad", "fedjax", "fedadagrad", "optax adagrad, samples, v0 = 0.1, tau = 0",
+         LOCAL | {"server_lr": 0.2, "tau": 0.0, "v0": 0.1}, SAMPLES),
+    Case(
+        "fedadam", "fedjax", "fedadam", "fed_avg with optax adam, samples; v0 = 0", ADAM_0, SAMPLES,
+        "optax corrects the bias of both moments.", byhand.optax_fedadam,
+    ),
+    # Clients and server are the peer's.
+    Case("fedavg", "torch", "fedavg", "client 2 alone: SGD", LOCAL, {"cohorts": [[2]] * len(PARTIAL)}),
+    Case("slowmo", "torch", "slowmo", "client 2 alone: SGD(momentum=0.7), new in each round; beta 0",
+         LOCAL | {"momentum": 0.7, "beta": 0.0}, {"cohorts": [[2]] * len(PARTIAL)}),
+    Case("local-adam", "torch", "local-adam", "Adam(amsgrad) on every client, step count 10^9, m new in each round, v kept",
+         {"lr": 0.02, "beta1": 0.8, "beta2": 0.9}),
+    Case("fedavg", "fedjax", "fedavg", "fed_avg, samples, server lr 0.8", LOCAL | {"server_lr": 0.8}, SAMPLES),
+    Case("fedavg", "pfl", "fedavg", "float32, samples, central lr 0.8", LOCAL | {"server_lr": 0.8}, SAMPLES | SINGLE),
+    Case("fedavg", "fluke", "fedavg", "samples", LOCAL, SAMPLES),
+    Case("fedavg", "fedlab", "fedavg", "uniform", LOCAL),
+    Case("fedsgd", "fluke", "fedsgd", "first batch of the round", LOCAL),
+    Case("fedprox", "fedjax", "fedprox", "mu 0.5, samples, server lr 0.8", LOCAL | {"mu": 0.5, "server_lr": 0.8}, SAMPLES),
+    Case("fedprox", "pfl", "fedprox", "float32, mu 0.5", LOCAL | {"mu": 0.5}, SINGLE),
+    Case("fedprox", "fluke", "fedprox", "mu 0.5", LOCAL | {"mu": 0.5}),
+    Case("fedprox", "fedlab", "fedprox", "mu 0.5", LOCAL | {"mu": 0.5}),
+    Case("fedprox", "flgo", "fedprox", "mu 0.5, samples", LOCAL | {"mu": 0.5}, SAMPLES),
+    Case("fedproxm", "pfl", "fedproxm", "float32, FedProx with central SGD(momentum=0.6)",
+         LOCAL | {"mu": 0.5, "server_lr": 0.7, "beta1": 0.6}, SINGLE),
+    Case("fedavgm", "fedjax", "fedavgm", "server sgd(0.7, momentum=0.6), samples", MOMENTUM, SAMPLES),
+    Case("fedavgm", "pfl", "fedavgm", "float32, central SGD(momentum=0.6)", MOMENTUM, SINGLE),
+    Case("fedavgm", "flgo", "fedavgm", "beta 0.6, samples", LOCAL | {"beta1": 0.6}, SAMPLES),
+    Case(
+        "fedavgm", "fluke", "fedavgm", "momentum 0.9", LOCAL | {"beta1": 0.9}, {},
+        "fluke's first round only creates a momentum of 0: the model stays where it is and the round is lost.",
+        byhand.fluke_fedavgm,
+    ),
+    Case("slowmo", "fairscale", "equal slowmo", "float32, full participation, equal K, lr decays by 0.9; slow weights "
+         "initialised before the first step", LOCAL | {"beta": 0.6, "alpha": 0.8}, EQUAL | SINGLE | {"lr_decay": 0.9}),
+    Case(
+        "slowmo", "fairscale", "equal slowmo shipped", "the same, as documented (perform_slowmo after each step)",
+        LOCAL | {"beta": 0.6, "alpha": 0.8}, EQUAL | SINGLE | {"lr_decay": 0.9},
+        "FairScale copies its slow weights at the first perform_slowmo, after the first local step, each process its own "
+        "shard.", byhand.fairscale_slowmo,
+    ),
+    Case("fednova", "fedlab", "fednova", "uniform, option weighted_com", LOCAL),
+    Case("fednova", "flgo", "fednova", "samples", LOCAL, SAMPLES),
+    Case(
+        "fednova", "fluke", "fednova", "samples", LOCAL, SAMPLES,
+        "fluke puts the weights p_i tau / a_i, whose sum is not 1, on the models instead of on their displacements.",
+        byhand.fluke_fednova,
+    ),
+    Case(
+        "fednova", "fluke", "fednova momentum", "local momentum 0.7, new in each round", LOCAL | {"momentum": 0.7}, {},
+        "As above; the normaliser a_i with momentum is the same number in both.",
+        partial(byhand.fluke_fednova, momentum=0.7, kind="uniform"),
+    ),
+    Case("scaffold", "fluke", "scaffold", "option II", LOCAL),
+    Case("scaffold", "fedlab", "scaffold", "option II, server lr 0.7", LOCAL | {"server_lr": 0.7}),
+    Case("scaffold", "flgo", "scaffold", "option II, server lr 0.7", LOCAL | {"server_lr": 0.7}),
+    Case("scaffold-alpha", "flgo", "scaffold", "alpha 1, against SCAFFOLD", LOCAL | {"server_lr": 0.7, "alpha": 1.0}),
+    *(
+        Case(
+            "scaffold", "pfl", f"scaffold {option}", f"float32, option {option}", LOCAL | {"option": option}, SINGLE,
+            "pfl makes c_i from local minus global weights, which is minus a gradient, and then adds c - c_i as the paper "
+            "does with gradients: its correction has the wrong sign.", partial(byhand.pfl_scaffold, option=option),
+        )
+        for option in ("I", "II")
+    ),
+    Case("vrl-sgd", "fluke", "equal scaffold", "against SCAFFOLD, full participation, equal K", LOCAL, EQUAL),
+    Case("scaffnew", "fluke", "equal scaffold", "against SCAFFOLD, full participation, fixed K",
+         LOCAL | {"schedule": "fixed"}, EQUAL),
+    Case("mime", "fedjax", "mime sgd", "base sgd, samples, server lr 0.9",
+         {"lr": 0.1, "server_lr": 0.9, "base": "sgd"}, SAMPLES),
+    Case("mime", "fedjax", "mime sgdm", "base sgd(momentum=0.8); frozen=full_step", MIME | {"base": "sgdm"}, SAMPLES),
+    Case("mime", "fedjax", "mime sgdm", "the same; frozen=table, lr / (1 - beta)",
+         {"lr": 0.5, "server_lr": 0.9, "beta": 0.8, "base": "sgdm"}, SAMPLES),
+    Case("mime", "fedjax", "mime adam", "base adam started with v = c^2 and count 2^31; frozen=full_step",
+         MIME_ADAM, SAMPLES),
+    Case(
+        "mime", "fedjax", "mime adam shipped", "base adam as shipped; frozen=full_step", MIME_ADAM, SAMPLES,
+        "optax starts at v = 0 and corrects the bias, with one count for all local steps of a round.",
+        byhand.optax_mime_adam,
+    ),
+    Case("mimelite", "fedjax", "mimelite sgdm", "base sgd(momentum=0.8); frozen=full_step",
+         MIME | {"base": "sgdm"}, SAMPLES),
+    Case("mimelite", "fedjax", "mimelite adam", "base adam started with v = c^2 and count 2^31; frozen=full_step",
+         MIME_ADAM, SAMPLES),
+    Case("feddyn", "flgo", "feddyn", "alpha 0.3", LOCAL | {"alpha": 0.3}),
+    Case(
+        "feddyn", "fedlab", "feddyn", "alpha 0.3", LOCAL | {"alpha": 0.3}, {},
+        "FedLab's regulariser is built from detached weights, so clients run plain SGD, and its h takes sum(x_i) - x where "
+        "the paper has sum(x_i - x).", byhand.fedlab_feddyn,
+    ),
+    Case("fedpd", "flgo", "feddyn full", "against FedDyn, full participation; eta 1/0.3, start global",
+         LOCAL | {"eta": 1 / 0.3, "start": "global"}, {"cohorts": FULL}),
+    Case("moon", "flgo", "moon", "mu 2, temperature 0.5", LOCAL | {"mu": 2.0, "temperature": 0.5}),
+    Case("moon", "fluke", "moon", "mu 2, temperature 0.5", LOCAL | {"mu": 2.0, "temperature": 0.5}),
+    Case("mifa", "flgo", "mifa", "all clients in round 0, two of them later", LOCAL, {"cohorts": [FULL[0], *PARTIAL[1:]]}),
+    Case(
+        "mifa", "flgo", "mifa waits", "c = 1, as shipped", LOCAL, {},
+        "FLGo, like the original, makes no step until every client was seen once; fedkeel (GradMA's form) counts unseen "
+        "clients as 0.", partial(byhand.flgo_mifa, wait=True),
+    ),
+    Case(
+        "mifa", "flgo", "mifa at once", "c = 0", LOCAL, {},
+        "FLGo's mean is over the clients seen so far, fedkeel's over all.", partial(byhand.flgo_mifa, wait=False),
+    ),
+]  # fmt: skip
