@@ -71,7 +71,7 @@ def benchmark_a(passes: int) -> None:
     for _ in range(passes):
         take("bare forward+backward", [bare(model, batches) for _ in range(3)])
         for name in ("fedavg", "fedlada", "fadamgt", "padamfed", "gradma-w"):
-            take(name, rounds(fed, name, "sequential", 4)[1:])
+            take(name, rounds(fed, name, "sequential", 24)[16:])  # by then most clients have their memory
         take("auto", rounds(fed, "fedavg", "auto", 40)[5:])
     chosen = rounds.chosen  # type: ignore[attr-defined]
     print(f"per round, one thread; auto chose {chosen} on {cores()} cores; {passes} passes in turns")

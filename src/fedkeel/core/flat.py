@@ -51,6 +51,7 @@ class FlatModel:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.shapes = [p.shape for p in self.parameters]
+        self.trained = (*self.parameters, *self.private)
         self.layers = Layers([p.numel() for p in self.parameters])
         self.d = sum(self.layers.sizes)
         self.dtype = self.parameters[0].dtype

@@ -145,10 +145,10 @@ class OneClient(Steps):
         model.bind(w)
         with torch.enable_grad():
             loss = self.objective.loss(model.module(x), y)
-        return loss.detach(), gradients(loss, [*model.parameters, *model.private])
+        return loss.detach(), gradients(loss, model.trained)
 
 
-def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The gradient of the loss for each parameter, zero for those it does not depend on.
 
     `torch.autograd.grad` itself ends in this call. What it does before takes about 50 microseconds, a fifteenth of a step of
@@ -159,8 +159,10 @@ def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
     if not loss.requires_grad:  # it depends on none of them
         return tuple(torch.zeros_like(p) for p in parameters)
     found = _engine_run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, tuple(parameters), allow_unreachable=True, accumulate_grad=False
+        (loss,), (torch.ones_like(loss),), False, False, parameters, allow_unreachable=True, accumulate_grad=False
     )
+    if all(g is not None for g in found):
+        return found
     return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True))
 
 
@@ -192,9 +194,10 @@ class OneGrad(Grad):
         if self.calls == 0:
             self.steps.losses.append(loss)
         self.calls += 1
-        shared = len(self.steps.objective.model.parameters)
-        self.private = grads[shared:]
-        return grads[:shared]
+        if self.steps.objective.model.private:
+            shared = len(self.steps.objective.model.parameters)
+            grads, self.private = grads[:shared], grads[shared:]
+        return grads
 
     def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
         objective = self.steps.objective
@@ -202,7 +205,7 @@ class OneGrad(Grad):
         with torch.enable_grad():
             nets = [Net(objective.model, leaf, frozen=False), *(Net(objective.model, z, frozen=True) for z in frozen)]
             loss = own(*nets, self.x, self.y, objective.loss)
-        return gradients(loss, [leaf])[0]
+        return gradients(loss, (leaf,))[0]
 
     def loss(self, w: Tensor) -> Tensor:
         objective = self.steps.objective

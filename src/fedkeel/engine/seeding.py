@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 SAMPLING, BATCHES, ROLES, MODEL = range(4)
@@ -33,5 +35,5 @@ def batch_order(rng: np.random.Generator, n: int, K: int, batch: int) -> tuple[n
 
 
 def model_seed(seed: int, t: int, client: int) -> int:
-    """Seeds what the model itself draws (dropout)."""
-    return int(np.random.SeedSequence((seed, MODEL, t + 1, client)).generate_state(1)[0])
+    """Seeds what the model itself draws (dropout). A hash, since a SeedSequence would cost a tenth of a small step."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {MODEL} {t} {client}".encode(), digest_size=7).digest())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -88,12 +89,10 @@ class Work:
         """Runs one client."""
         model = self.objective.model
         torch.default_generator.manual_seed(seeding.model_seed(self.seed, t, client))
-        numbers, sizes = self.batch_numbers(t, client, K)
-        x, y = self.cast(*self.fed.take(client, numbers))
-        batches = list(zip(x.split(sizes), y.split(sizes), strict=True)) if len(sizes) > 1 else [(x, y)]
-        if self.batch_size is None:
-            batches *= K
-        roles = SimpleNamespace(**{name: x.new_tensor([value], dtype=model.dtype) for name, value in drawn.items()})
+        roles = SimpleNamespace(
+            **{name: torch.tensor([value], dtype=model.dtype, device=model.device) for name, value in drawn.items()}
+        )
+        batches = self._batches(t, client, K)
         steps = OneClient(self.objective, t, batches, lambda: self.cast(*self.fed.take(client, None)), self.workspace, roles)
         if model.has_buffers:
             model.write_buffers(mem.values if model.private else buffers)
@@ -107,6 +106,14 @@ class Work:
             raise NotFinite("the model's buffers are not finite")
         loss = float(torch.stack(steps.losses).double().mean()) if steps.losses else float("nan")
         return Result(up, new, after, loss)
+
+    def _batches(self, t: int, client: int, K: int) -> list[tuple[Tensor, Tensor]]:
+        """The mini-batches of a client, gathered at once."""
+        numbers, sizes = self.batch_numbers(t, client, K)
+        x, y = self.cast(*self.fed.take(client, numbers))
+        if self.batch_size is None:
+            return [(x, y)] * K
+        return list(zip(x.split_with_sizes(sizes), y.split_with_sizes(sizes), strict=True))
 
     def group(
         self, jobs: Jobs, ids: Sequence[int], K: int, drawn: dict[str, np.ndarray], mem: Any, oracle: ManyOracle
@@ -169,5 +176,5 @@ def check_finite(*records: Any) -> None:
             continue
         for name, z in zip(record._fields, record, strict=True):
             # The sum is finite only if all numbers are, and cheaper than looking at each; it may overflow though.
-            if not bool(torch.isfinite(z.sum())) and not bool(torch.isfinite(z).all()):
+            if not math.isfinite(z.sum()) and not bool(torch.isfinite(z).all()):
                 raise NotFinite(f"{name} is not finite")
