@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedkeel.core.algorithm import nearest
 from fedkeel.data.federation import Dataset
 
 
+@functools.cache
 def digits() -> Dataset:
     """1,797 handwritten digits of 8 x 8 pixels in 10 classes; part of scikit-learn (UCI, Alpaydin and Kaynak)."""
     from sklearn.datasets import load_digits
