@@ -261,6 +261,28 @@ def test_minimiser_is_a_fixed_point_exactly_if_declared(name: str) -> None:
         assert away > 5e-3, f"only {away:.2g} from the minimiser, though exact=False"
 
 
+def settings_of(words: list[str], name: str) -> fk.Algorithm:
+    """A method from `lr=0.1 base=sgd`."""
+    kinds = {field.name: field.default for field in dataclasses.fields(lookup(name))}
+    values: dict[str, Any] = {}
+    for key, text in (word.split("=") for word in words):
+        values[key] = text if isinstance(kinds[key], str) else int(text) if text.isdigit() else float(text)
+    return fk.algorithm(name, **values)
+
+
+@pytest.mark.parametrize(("name", "claim"), [pytest.param(n, c, id=f"{n} {c}") for n in NAMES for c in lookup(n).facts.same])
+def test_methods_that_are_declared_the_same_are(name: str, claim: str) -> None:
+    """A part of the clients in each round, mini-batches: the same weights, and not those of where they began."""
+    mine, _, theirs = claim.partition(" -> ")
+    other, *words = theirs.split()
+    fed = digits_fed(6)
+    kw = {"rounds": 5, "cohort": 4, "dtype": torch.float64}
+    runs = [train(algo, fed, small_net(), **kw) for algo in (settings_of(mine.split(), name), settings_of(words, other))]
+    torch.testing.assert_close(runs[0].params, runs[1].params, rtol=1e-8, atol=1e-10)
+    start = train("fedavg", fed, small_net(), **(kw | {"rounds": 1})).params
+    assert not torch.allclose(runs[0].params, start)
+
+
 # The declarations themselves ------------------------------------------------------------------------------------------
 
 

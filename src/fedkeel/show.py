@@ -164,6 +164,7 @@ def algorithm_page(name: str) -> None:
         "gradients": f"{facts.gradients} per local step",
         "unbiased": f"{'yes' if facts.exact else 'no'}: the minimiser of the global loss is {'' if facts.exact else 'not '}"
         "a fixed point when clients differ and take several steps",
+        "the same": "; ".join(claim.replace(" ->", " is") for claim in facts.same) or "as no other method here",
         "weights": "uniform only" if facts.uniform else "uniform or samples",
         "paper": facts.paper,
     }

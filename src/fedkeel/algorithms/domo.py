@@ -30,6 +30,7 @@ class Up(NamedTuple):
     local="SGD, momentum",
     correction="starts ahead along the momentum",
     step="heavy ball",
+    same=["beta_f=0 mu_l=0 lr=0.1 -> fedavgm beta1=0.9"],
 )
 @dataclass(frozen=True, kw_only=True)
 class DOMO(Algorithm):

@@ -39,6 +39,7 @@ class Up(NamedTuple):
     local="AMSGrad",
     correction="+ y - y_i before the moments",
     tracked="dy",
+    same=["tracking=0 -> local-adam"],
 )
 @dataclass(frozen=True, kw_only=True)
 class FAdamGT(Algorithm):

@@ -30,6 +30,7 @@ class Up(NamedTuple):
     family="server-adaptive",
     correction="alpha g + (1 - alpha) mean direction",
     step="Adam",
+    same=["alpha=1 -> fedadam"],
 )
 @dataclass(frozen=True, kw_only=True)
 class FedAdamAmended(Algorithm):

@@ -28,6 +28,7 @@ class Up(NamedTuple):
     family="momentum",
     correction="+ beta_l m / K",
     step="heavy ball, beta_g - beta_l",
+    same=["beta_l=0 lr=0.1 -> fedavgm beta1=0.9", "beta_g=0.5 beta_l=0.5 lr=0.05 -> fedcm alpha=0.5 lr=0.1"],
 )
 @dataclass(frozen=True, kw_only=True)
 class FedADC(Algorithm):

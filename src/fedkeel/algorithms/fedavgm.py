@@ -27,6 +27,7 @@ class Up(NamedTuple):
     exact=False,
     family="SGD",
     step="heavy ball",
+    same=["beta1=0 -> fedavg"],
 )
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(Algorithm):

@@ -27,6 +27,7 @@ class Up(NamedTuple):
     exact=False,
     family="momentum",
     correction="alpha g + (1 - alpha) mean direction",
+    same=["alpha=1 -> fedavg"],
 )
 @dataclass(frozen=True, kw_only=True)
 class FedCM(Algorithm):

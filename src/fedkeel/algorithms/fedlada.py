@@ -32,6 +32,7 @@ class Up(NamedTuple):
     local="AMSGrad",
     correction="alpha u + (1 - alpha) ga",
     step="average x, v_hat",
+    same=["alpha=1 -> local-adam-shared"],
 )
 @dataclass(frozen=True, kw_only=True)
 class FedLADA(Algorithm):

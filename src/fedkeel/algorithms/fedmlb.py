@@ -27,6 +27,7 @@ class Up(NamedTuple):
     family="representation",
     correction="branch losses",
     needs="blocks",
+    same=["lam2=0 lam3=0 -> fedavg"],
 )
 @dataclass(frozen=True, kw_only=True)
 class FedMLB(Algorithm):

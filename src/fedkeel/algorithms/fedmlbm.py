@@ -30,6 +30,7 @@ class Up(NamedTuple):
     correction="branch losses",
     needs="blocks",
     step="heavy ball",
+    same=["beta1=0 -> fedmlb", "lam2=0 lam3=0 -> fedavgm"],
 )
 @dataclass(frozen=True, kw_only=True)
 class FedMLBM(Algorithm):

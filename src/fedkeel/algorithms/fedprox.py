@@ -25,6 +25,7 @@ class Up(NamedTuple):
     exact=False,
     family="SGD",
     correction="+ mu (w - x)",
+    same=["mu=0 -> fedavg"],
 )
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Algorithm):

@@ -28,6 +28,7 @@ class Up(NamedTuple):
     family="SGD",
     correction="+ mu (w - x)",
     step="heavy ball",
+    same=["mu=0 -> fedavgm", "beta1=0 -> fedprox"],
 )
 @dataclass(frozen=True, kw_only=True)
 class FedProxM(Algorithm):

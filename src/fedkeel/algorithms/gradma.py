@@ -41,6 +41,7 @@ class Up(NamedTuple):
     step="heavy ball, projection on the memory",
     gradients=3,
     owns="D gram scale",
+    same=["memory=0 beta1=0 -> gradma-w"],
 )
 @dataclass(frozen=True, kw_only=True)
 class GradMA(Algorithm):

@@ -35,6 +35,7 @@ class Up(NamedTuple):
     family="memory",
     step="heavy ball, projection on the memory",
     owns="D gram scale",
+    same=["memory=0 -> fedavgm beta1=0.5"],
 )
 @dataclass(frozen=True, kw_only=True)
 class GradMAS(Algorithm):

@@ -32,6 +32,7 @@ class Up(NamedTuple):
     exact=False,
     family="memory",
     step="heavy ball on remembered dx",
+    same=["beta1=0 -> mifa"],
 )
 @dataclass(frozen=True, kw_only=True)
 class MIFAM(Algorithm):

@@ -33,6 +33,7 @@ class Up(NamedTuple):
     exact=False,
     family="momentum",
     local="SGD, momentum or Adam, frozen",
+    same=["base=sgd -> fedavg"],
 )
 @dataclass(frozen=True, kw_only=True)
 class MimeLite(Algorithm):

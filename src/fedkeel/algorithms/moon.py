@@ -33,6 +33,7 @@ class Up(NamedTuple):
     family="representation",
     correction="contrastive loss",
     needs="features",
+    same=["mu=0 -> fedavg"],
 )
 @dataclass(frozen=True, kw_only=True)
 class MOON(Algorithm):

@@ -35,6 +35,7 @@ class Up(NamedTuple):
     correction="contrastive loss",
     needs="features",
     step="heavy ball",
+    same=["beta1=0 -> moon", "mu=0 -> fedavgm"],
 )
 @dataclass(frozen=True, kw_only=True)
 class MOONM(Algorithm):

@@ -38,6 +38,7 @@ class Up(NamedTuple):
     correction="beta (g - c_i + c) + (1 - beta) momentum",
     step="gamma",
     uniform=True,
+    same=["beta=1 -> scaffold-normalized"],
 )
 @dataclass(frozen=True, kw_only=True)
 class PAdaMFed(Algorithm):

@@ -41,6 +41,7 @@ class Up(NamedTuple):
     step="gamma",
     gradients=2,
     uniform=True,
+    same=["beta=1 lr=0.01 gamma=0.1 -> padamfed beta=1 lr=0.01 gamma=0.1"],
 )
 @dataclass(frozen=True, kw_only=True)
 class PAdaMFedVR(Algorithm):

@@ -32,6 +32,7 @@ class Up(NamedTuple):
     exact=False,
     family="tracking",
     correction="+ alpha (c - c_i)",
+    same=["alpha=0 -> fedavg", "alpha=1 -> scaffold"],
 )
 @dataclass(frozen=True, kw_only=True)
 class ScaffoldAlpha(Algorithm):

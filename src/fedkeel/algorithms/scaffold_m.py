@@ -36,6 +36,7 @@ class Up(NamedTuple):
     family="tracking",
     correction="beta (g - c_i + c) + (1 - beta) mean direction",
     step="gamma",
+    same=["beta=1 -> scaffold"],
 )
 @dataclass(frozen=True, kw_only=True)
 class ScaffoldM(Algorithm):

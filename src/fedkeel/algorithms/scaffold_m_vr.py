@@ -39,6 +39,7 @@ class Up(NamedTuple):
     correction="g(w) + beta (c - c_i) + (1 - beta) (mean direction - g(x_prev))",
     step="gamma",
     gradients=2,
+    same=["beta=1 lr=0.1 -> scaffold"],
 )
 @dataclass(frozen=True, kw_only=True)
 class ScaffoldMVR(Algorithm):

@@ -28,6 +28,7 @@ class Up(NamedTuple):
     family="SGD",
     local="SGD, momentum",
     step="slow momentum on dx / lr",
+    same=["beta=0 -> fedavg", "beta=0.9 -> fedavgm beta1=0.9"],
 )
 @dataclass(frozen=True, kw_only=True)
 class SlowMo(Algorithm):

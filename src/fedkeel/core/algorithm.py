@@ -117,6 +117,7 @@ class Facts:
     uniform: bool  # only defined for uniform weights
     owns: tuple[str, ...]  # server fields too large to copy, which `server` overwrites in place
     private: bool  # do the parameters and statistics of batch normalisation stay with each client?
+    same: tuple[str, ...]  # "my settings -> method its settings": two methods that are then one; tested for all
     needs: str  # what the model must show of its inside: "features", "blocks" or nothing (core/features.py)
 
 
@@ -140,6 +141,7 @@ def algorithm(
     uniform: bool = False,
     owns: str = "",
     private: bool = False,
+    same: Sequence[str] = (),
     needs: str = "",
 ) -> Callable[[A], A]:
     """Class decorator that registers a method under `name`; the words are columns of `fedkeel algorithms`."""
@@ -159,6 +161,7 @@ def algorithm(
             uniform=uniform,
             owns=tuple(owns.split()),
             private=private,
+            same=tuple(same),
             needs=needs,
         )
         _registry[name] = cls
