@@ -22,9 +22,9 @@ from fedkeel.models import make_model
 
 ROUNDS, SEEDS = 100, (0, 1, 2)
 TASK = (
-    "Digits, 50 clients, Dirichlet 0.1 per class, 10 per round, K = 10, batch 20, 100 rounds. The step size is the best of five "
-    "on seed 0, by the mean test accuracy of the last ten rounds; the table shows seeds 0, 1 and 2 with it. Methods for full "
-    "participation (vrl-sgd, scaffnew, fedpd, fafed) are run outside what they are made for."
+    "Digits, 50 clients, Dirichlet 0.1 per class, 10 per round, K = 10, batch 20, 100 rounds. The step size is the best of "
+    "five on seed 0, by the mean test accuracy of the last ten rounds; the table shows seeds 0, 1 and 2 with it. Methods "
+    "for full participation (vrl-sgd, scaffnew, fedpd, fafed) are run outside what they are made for."
 )
 CACHE, TABLE, FINDINGS = Path("runs/digits-all.jsonl"), Path("results/digits-all.md"), Path("results/digits-all.findings.md")
 SGD, ADAPTIVE, LAMB = (0.01, 0.03, 0.1, 0.3, 1.0), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (0.001, 0.003, 0.01, 0.03, 0.1)
