@@ -1,6 +1,6 @@
 """All methods on one task, each at its best learning rate of five: writes results/digits-all.md.
 
-python benchmarks/digits_all.py            # about half an hour on two cores; resumable, in runs/digits-all.jsonl
+python benchmarks/digits_all.py            # about half an hour on two cores; resumable, in results/digits-all.jsonl
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ TASK = (
     "five on seed 0, by the mean test accuracy of the last ten rounds; the table shows seeds 0, 1 and 2 with it. Methods "
     "for full participation (vrl-sgd, scaffnew, fedpd, fafed) are run outside what they are made for."
 )
-CACHE, TABLE, FINDINGS = Path("runs/digits-all.jsonl"), Path("results/digits-all.md"), Path("results/digits-all.findings.md")
+CACHE, TABLE, FINDINGS = (
+    Path("results/digits-all.jsonl"),
+    Path("results/digits-all.md"),
+    Path("results/digits-all.findings.md"),
+)
 SGD, ADAPTIVE, LAMB = (0.01, 0.03, 0.1, 0.3, 1.0), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (0.001, 0.003, 0.01, 0.03, 0.1)
 # Methods whose step size is not called lr, or whose lr comes from theory.
 SWEPT = {"fedsps": "eta_b"} | dict.fromkeys(("padamfed", "padamfed-vr", "scaffold-normalized"), "gamma")
