@@ -66,13 +66,14 @@ def benchmark_a(passes: int) -> None:
     times: dict[str, list[float]] = {}
 
     def take(name: str, seconds: list[float]) -> None:
+        assert len(seconds) == 8  # the fastest of as many for each, or the ratios would be skewed
         times.setdefault(name, []).append(min(seconds))
 
     for _ in range(passes):
-        take("bare forward+backward", [bare(model, batches) for _ in range(3)])
+        take("bare forward+backward", [bare(model, batches) for _ in range(8)])
         for name in ("fedavg", "fedlada", "fadamgt", "padamfed", "gradma-w"):
             take(name, rounds(fed, name, "sequential", 24)[16:])  # by then most clients have their memory
-        take("auto", rounds(fed, "fedavg", "auto", 40)[5:])
+        take("auto", rounds(fed, "fedavg", "auto", 40)[32:])
     chosen = rounds.chosen  # type: ignore[attr-defined]
     print(f"per round, one thread; auto chose {chosen} on {cores()} cores; {passes} passes in turns")
     print(f"{'ratio':44} {'median':>7} {'lowest':>7} {'highest':>7}   target")

@@ -92,7 +92,7 @@ def fluke_fedavgm(p: Problem) -> Weights:
 
 def fluke_fedadam(p: Problem) -> Weights:
     """The learning rate also shrinks the displacement that the moments see."""
-    return server_rule(p, "uniform", adam_rule(lambda t, m, v: 0.1 * m / (np.sqrt(v) + 0.5), scale=0.1))
+    return server_rule(p, "uniform", adam_rule(lambda t, m, v: 0.1 * m / (np.sqrt(v) + 0.01), scale=0.1))
 
 
 def fluke_fednova(p: Problem, momentum: float = 0.0, kind: str = "samples") -> Weights:

@@ -1,6 +1,6 @@
 """Compares fedkeel with implementations that nobody here wrote: the weights after every round, on the same batches.
 
-    python benchmarks/peers/compare_weights.py             # all peers; the first time it installs them (about 10 GB)
+    python benchmarks/peers/compare_weights.py             # all peers; the first time it installs them (7 GB, 15 minutes)
     python benchmarks/peers/compare_weights.py flwr flgo   # some of them: prints, writes nothing
 
 Each peer runs in an environment of its own under .venv-peers/. Prints a table and writes it to results/peers.md, followed
@@ -50,8 +50,9 @@ class Line:
 
     def cells(self) -> list[str]:
         peer = PEERS[self.case.peer]
+        title = f"{peer.title} {environments.release(peer)}" + (f", its {self.case.via}" if self.case.via else "")
         return [
-            self.case.method, f"{peer.title} {environments.release(peer)}", self.case.setting, self.difference,
+            self.case.method, title, self.case.setting, self.difference,
             f"{self.verdict}. {self.explanation}" if self.explanation else self.verdict,
         ]  # fmt: skip
 
@@ -107,9 +108,13 @@ def table(lines: list[Line]) -> str:
 
 def summary(lines: list[Line]) -> str:
     """How many methods and peers agree, and what is missing."""
-    agree = sorted({line.case.method for line in lines if line.verdict == "same"})
+    same = [line.case for line in lines if line.verdict == "same"]
+    direct = sorted({case.method for case in same if not case.via})
+    others = sorted({f"{case.method} ({case.via})" for case in same if case.via and case.method not in direct})
+    text = f"{len(direct)} methods give the weights of at least one peer's implementation of them: {', '.join(direct)}.\n"
+    if others:
+        text += f"{len(others)} more take the path of a peer's other method, as they must: {', '.join(others)}.\n"
     counts = Counter(line.verdict for line in lines)
-    text = f"{len(agree)} methods give the weights of at least one peer: {', '.join(agree)}.\n"
     text += "Lines: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + "."
     missing = sorted({PEERS[line.case.peer].title for line in lines if line.verdict == "not run"})
     return text + (f" Not run: {', '.join(missing)}." if missing else "")

@@ -96,7 +96,7 @@ serve(
         "fedprox": lambda p: run(p, FedProx, client={"mu": 0.5}),
         "fedavgm": lambda p: run(p, FedAVGM),
         "fedadam": lambda p: run(p, FedOpt, mode="adam", **OPT),
-        "fedadam lr": lambda p: run(p, FedOpt, mode="adam", **OPT | {"lr": 0.1}),
+        "fedadam lr": lambda p: run(p, FedOpt, mode="adam", **OPT | {"lr": 0.1, "tau": 0.01}),
         "fedyogi": lambda p: run(p, FedOpt, mode="yogi", **OPT),
         "fedadagrad": lambda p: run(p, FedOpt, mode="adagrad", **OPT),
         "scaffold": lambda p: run(p, SCAFFOLD),
