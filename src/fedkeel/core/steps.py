@@ -151,8 +151,8 @@ class OneClient(Steps):
 def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The gradient of the loss for each parameter, zero for those it does not depend on.
 
-    `torch.autograd.grad` itself ends in this call. What it does before takes about 50 microseconds, a fifteenth of a step of
-    a small network, to prepare for cases that cannot occur here.
+    `torch.autograd.grad` itself ends in this call. What it does before, to prepare for cases that cannot occur here, takes a
+    noticeable part of a small network's step.
     """
     if loss.numel() != 1:
         raise ValueError(f"loss: it must be one number, the mean over the batch, and not have shape {list(loss.shape)}")

@@ -50,7 +50,7 @@ def shared_block(nbytes: int) -> mmap.mmap:
 
 def keep_freed_memory() -> None:
     """Asks glibc to keep freed blocks. By default it returns large ones to the kernel after every operation, and
-    the page faults of the next one cost more than the arithmetic (design notes: 447 against 131 ms)."""
+    the page faults of the next one cost more than the arithmetic."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             mallopt = ctypes.CDLL(None).mallopt
