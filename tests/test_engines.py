@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
 from fedkeel.engine import auto
-from tests.tasks import digits_fed, same_record
+from tests.tasks import digits_fed, same_record, small_net
 
 FED = digits_fed(clients=7, concentration=0.1)
 PLENTY = digits_fed(clients=4, concentration=10.0)  # nobody has a last batch of one sample, which BatchNorm refuses
@@ -427,3 +428,23 @@ def test_evaluation_is_only_done_when_asked() -> None:
     assert rows(1) == [True] * 5
     assert rows(2) == [False, True, False, True, True]
     assert rows(0) == [False, False, False, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="torch.compile needs a C++ compiler"
+)
+@pytest.mark.parametrize("name", ["fedavg", "fadamgt"])
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own import
+def test_compiled_agrees_to_rounding(name: str) -> None:
+    """The compiled gradient against one client at a time, with batches that have to be padded and nobody dropped."""
+    fed = digits_fed(6)
+    runs = [
+        fk.train(
+            small_net(), fed, name, rounds=3, cohort=3, local_steps=3, batch_size=16, dtype=torch.float64,
+            engine=engine, progress=False,
+        )
+        for engine in ("sequential", "compiled")
+    ]  # fmt: skip
+    assert sum(row["dropped"] for row in runs[1].history) == 0
+    torch.testing.assert_close(runs[0].params, runs[1].params, rtol=1e-9, atol=1e-11)

@@ -12,6 +12,7 @@ import difflib
 import functools
 import importlib
 import pkgutil
+from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,24 +36,24 @@ class Plan:
     T: int  # rounds
 
 
-class Algorithm:
+class Algorithm(ABC):
     """Base of all methods. `init`, `client` and `server` are required; the hooks below them are optional."""
 
     # Filled in by the decorator `algorithm`.
     name: ClassVar[str]
     facts: ClassVar[Facts]
 
+    @abstractmethod
     def init(self, x: Tensor) -> tuple[Record, Record | None]:
         """x [d] -> the first server record, and the record of a client that was never seen before."""
-        raise NotImplementedError
 
+    @abstractmethod
     def client(self, down: Any, mem: Any, steps: Steps) -> tuple[Record, Record | None]:
         """The local work of one client, written on [..., d] -> (upload, new client record)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def server(self, s: Any, up: Any, r: Any) -> Record:
         """Server record, uploads stacked to [S, ...] and the facts of the round -> new server record."""
-        raise NotImplementedError
 
     def plan(self, p: Plan) -> Self:
         """Fill in the fields that depend on the run; called once, before anything else."""

@@ -39,7 +39,7 @@ class Adam:
         """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  v_hat <- max(v_hat, v);
         w <- w - lr m / (sqrt(v_hat) + eps).
 
-        One pass of torch's own Adam kernel over the memory, three times as fast as the lines above one by one. No method
+        One pass of torch's own Adam kernel over the memory, instead of one for every operation above. No method
         here corrects the bias of the moments; the kernel's correction is 1 for a step count that is large enough.
         """
         torch._fused_adam_(
