@@ -104,7 +104,7 @@ class Work:
         # Buffers may be infinite from the start (masks of attention), but must not become so.
         if model.has_buffers and bool((buffers.to(after.device).isfinite() & ~after.isfinite()).any()):
             raise NotFinite("the model's buffers are not finite")
-        loss = float(torch.stack(steps.losses).double().mean()) if steps.losses else float("nan")
+        loss = math.fsum(map(float, steps.losses)) / len(steps.losses) if steps.losses else math.nan
         return Result(up, new, after, loss)
 
     def _batches(self, t: int, client: int, K: int) -> list[tuple[Tensor, Tensor]]:
