@@ -53,7 +53,7 @@ def one(name: str, value: float, seed: int) -> dict[str, Any]:
     try:
         run = fk.train(
             lambda: make_model("mlp", (1, 8, 8), 10), fed, fk.algorithm(name, **{grid(name)[0]: value}, **extra),
-            rounds=ROUNDS, cohort=10, local_steps=10, batch_size=20, seed=seed, engine="sequential", progress=False,
+            rounds=ROUNDS, cohort=10, local_steps=10, batch_size=20, seed=seed, engine="vectorized", progress=False,
         )  # fmt: skip
     except fk.RoundError as error:  # diverged to infinity
         return row | {"error": str(error)}

@@ -19,16 +19,15 @@ def worker_update(x: Tensor, x_old: Tensor, steps: Steps, lr: float) -> Tensor:
 
     They are the gradient at the previous iterate (x_old before the first step), the gradient at x and the way from x.
     """
-    w, before = steps.copy(x), steps.copy(x_old)
+    w, before, way = steps.copy(x), steps.copy(x_old), steps.copy(x)
     for k, grad in enumerate(steps):
         p = grad(w)
         # In step 0 w is x: the gradient there is p itself, which binds nothing, and no way has been made. In step 1 the
         # previous iterate is x.
         columns = [] if k == 1 else [grad(before)]
-        columns += [grad(x), w - x] if k else []
+        columns += [grad(x), torch.sub(w, x, out=way)] if k else []
         u = project(p, columns)
-        before.copy_(w)
-        w.sub_(steps.clip(u), alpha=lr)
+        w, before = torch.sub(w, steps.clip(u), alpha=lr, out=before), w
     return w
 
 

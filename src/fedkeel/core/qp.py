@@ -26,53 +26,54 @@ def project(p: Tensor, columns: Sequence[Tensor]) -> Tensor:
     """
     C = len(columns)
     q = _dots([(m, p) for m in columns])  # [..., C]
-    if bool((q >= 0).all()):
+    if (q >= 0).all():
         return p
     corners, places = _corners(C)
     products = _dots([*((columns[i], columns[j]) for i, j in corners), (p, p)])
-    A = products.index_select(-1, places.to(p.device)).view(*products.shape[:-1], C, C)
-    squares, size = A.diagonal(dim1=-2, dim2=-1), products[..., -1:].sqrt()
-    scale = torch.where(squares > 0, squares.clamp_min(1e-300).rsqrt(), 0.0)  # 0 drops a zero column
-    A, q = A * scale.unsqueeze(-1) * scale.unsqueeze(-2), q * scale
+    A = products[..., places]  # [..., C, C]
+    squares, size = np.diagonal(A, axis1=-2, axis2=-1), np.sqrt(products[..., -1:])
+    scale = np.where(squares > 0, 1 / np.sqrt(np.maximum(squares, 1e-300)), 0.0)  # 0 drops a zero column
+    A, q = A * scale[..., :, None] * scale[..., None, :], q * scale
     z = _solve_by_enumeration(A, q) * scale
-    z = torch.where((q >= -TOLERANCE * size).all(-1, keepdim=True), 0.0, z).to(p.dtype)
-    for m, weight in zip(columns, z.split_with_sizes([1] * C, -1), strict=True):
+    z = np.where((q >= -TOLERANCE * size).all(-1, keepdims=True), 0.0, z)
+    weights = torch.as_tensor(z, dtype=p.dtype, device=p.device)
+    for m, weight in zip(columns, weights.split_with_sizes([1] * C, -1), strict=True):
         p.addcmul_(m, weight)
     return p
 
 
-def _dots(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def _dots(pairs: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
     """Inner products over the last dimension, [..., len(pairs)], in float64; vectors of one client are summed by BLAS."""
     if all(a.dim() == 1 and b.dim() == 1 for a, b in pairs):
-        return torch.stack([torch.dot(a, b) for a, b in pairs]).double()
-    return torch.stack([(a * b).sum(-1) for a, b in pairs], dim=-1).double()
+        return np.array([float(torch.dot(a, b)) for a, b in pairs])
+    return torch.stack([(a * b).sum(-1) for a, b in pairs], dim=-1).double().cpu().numpy()
 
 
 @functools.cache
-def _corners(C: int) -> tuple[list[tuple[int, int]], Tensor]:
-    """The pairs (i, j) in the upper half of a C x C matrix, and which of them each of its entries is."""
+def _corners(C: int) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """The pairs (i, j) in the upper half of a C x C matrix, and which of them each of its entries is, [C, C]."""
     corners = list(itertools.combinations_with_replacement(range(C), 2))
-    return corners, torch.tensor([corners.index((min(i, j), max(i, j))) for i in range(C) for j in range(C)])
+    return corners, np.array([[corners.index((min(i, j), max(i, j))) for j in range(C)] for i in range(C)])
 
 
 @functools.cache
-def _supports(C: int) -> tuple[Tensor, Tensor, Tensor]:
+def _supports(C: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All supports [2^C, C] of 0 and 1, what each keeps of a matrix, and what it puts in place of the rest."""
-    supports = torch.tensor(list(itertools.product((0.0, 1.0), repeat=C)), dtype=torch.float64)
-    inside = supports.unsqueeze(-1) * supports.unsqueeze(-2)
-    return supports, inside, torch.diag_embed(1 - supports)
+    supports = np.array(list(itertools.product((0.0, 1.0), repeat=C)))
+    return supports, supports[:, :, None] * supports[:, None, :], np.eye(C) * (1 - supports)[:, None, :]
 
 
-def _solve_by_enumeration(A: Tensor, q: Tensor) -> Tensor:
+def _solve_by_enumeration(A: np.ndarray, q: np.ndarray) -> np.ndarray:
     """argmin over z >= 0 of 1/2 z'Az + q'z for A [..., C, C] and q [..., C], with C small -> z [..., C]."""
-    supports, inside, outside = (z.to(A.device) for z in _supports(q.shape[-1]))
-    target = -q.unsqueeze(-2) * supports  # [..., 2^C, C]
-    # Singular supports give inf or nan, which is never the least violation.
-    z: Tensor = torch.linalg.solve_ex(A.unsqueeze(-3) * inside + outside, target.unsqueeze(-1))[0].squeeze(-1)
-    slack = (A.unsqueeze(-3) @ z.unsqueeze(-1)).squeeze(-1) + q.unsqueeze(-2)
-    violation = torch.cat((-z, -slack), dim=-1).amax(-1).nan_to_num(nan=torch.inf)  # [..., 2^C]
-    best = violation.argmin(-1, keepdim=True).unsqueeze(-1).expand(*violation.shape[:-1], 1, q.shape[-1])
-    return z.gather(-2, best).squeeze(-2)
+    supports, inside, outside = _supports(q.shape[-1])
+    target = -q[..., None, :] * supports  # [..., 2^C, C]
+    with np.errstate(all="ignore"):  # a singular support gives inf or nan, which is never the least violation
+        systems = torch.from_numpy(A[..., None, :, :] * inside + outside)  # numpy's own solver refuses singular ones
+        z = torch.linalg.solve_ex(systems, torch.from_numpy(target)[..., None])[0][..., 0].numpy()
+        slack = (A[..., None, :, :] @ z[..., None])[..., 0] + q[..., None, :]
+        violation = np.concatenate((-z, -slack), axis=-1).max(-1)  # [..., 2^C]
+    best = np.where(np.isnan(violation), np.inf, violation).argmin(-1)
+    return np.take_along_axis(z, best[..., None, None], axis=-2)[..., 0, :]
 
 
 def cone_weights(A: np.ndarray, q: np.ndarray, size: float) -> np.ndarray:

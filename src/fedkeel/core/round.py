@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ class Round:
     @property
     def K_mean(self) -> float:
         """The weighted mean of the local steps, for server formulas that need one number (rule R3)."""
-        return float(self.p @ self.K)
+        return math.fsum((self.p * self.K).tolist())
 
     def avg(self, z: Tensor) -> Tensor:
         """The weighted mean over the round, z [S, ...] -> [...]."""

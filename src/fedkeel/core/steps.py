@@ -51,7 +51,7 @@ class Steps(ABC):
 
     @abstractmethod
     def copy(self, x: Tensor) -> Tensor:
-        """x [d] or [..., d] -> a copy [..., d] that the algorithm may change in place."""
+        """x [d] or [..., d] -> a copy [..., d] that the algorithm may change in place, and return as it is."""
 
     @abstractmethod
     def full_grad(self, w: Tensor) -> Tensor:
@@ -94,17 +94,30 @@ class Grad(ABC):
 
 
 class Workspace:
-    """Gradient buffers that all clients of one process share: the first, second, ... gradient of a step."""
+    """Vectors that all clients of one process share, for what one of them has at hand is of no use to the next.
+
+    A client that starts from the same memory as the one before it finds that memory in the cache, and the model's parameters
+    already there.
+    """
 
     def __init__(self, model: FlatModel) -> None:
         self.model = model
-        self.buffers: list[tuple[Tensor, list[Tensor]]] = []
+        self.gradients: list[tuple[Tensor, list[Tensor]]] = []  # of the first, second, ... call in a step
+        self.points: list[Tensor] = []  # the first, second, ... copy that a client asks for
 
-    def buffer(self, call: int) -> tuple[Tensor, list[Tensor]]:
-        while call >= len(self.buffers):
-            flat = torch.empty(self.model.d, dtype=self.model.dtype, device=self.model.device)
-            self.buffers.append((flat, self.model.views(flat)))
-        return self.buffers[call]
+    def gradient(self, call: int) -> tuple[Tensor, list[Tensor]]:
+        if call == len(self.gradients):
+            flat = self._vector()
+            self.gradients.append((flat, self.model.views(flat)))
+        return self.gradients[call]
+
+    def point(self, call: int) -> Tensor:
+        if call == len(self.points):
+            self.points.append(self._vector())
+        return self.points[call]
+
+    def _vector(self) -> Tensor:
+        return torch.empty(self.model.d, dtype=self.model.dtype, device=self.model.device)
 
 
 @dataclass
@@ -122,13 +135,15 @@ class OneClient(Steps):
     def __post_init__(self) -> None:
         self.K = len(self.batches)
         self.layers = self.objective.model.layers
+        self.copies = 0
 
     def __iter__(self) -> Iterator[Grad]:
         for x, y in self.batches:
             yield OneGrad(self, x, y)
 
     def copy(self, x: Tensor) -> Tensor:
-        return x.clone()
+        self.copies += 1
+        return self.workspace.point(self.copies - 1).copy_(x)
 
     def full_grad(self, w: Tensor) -> Tensor:
         x, y = self.everything()
@@ -174,7 +189,7 @@ class OneGrad(Grad):
 
     def __call__(self, w: Tensor) -> Tensor:
         grads = self._pieces(w)
-        flat, views = self.steps.workspace.buffer(self.calls - 1)
+        flat, views = self.steps.workspace.gradient(self.calls - 1)
         torch._foreach_copy_(views, grads)
         decay = self.steps.objective.weight_decay
         return flat.add_(w, alpha=decay) if decay else flat

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
+import math
 import shutil
 import tempfile
 import time
@@ -182,7 +183,8 @@ class Trainer:
             else:
                 self.store.commit(jobs.ids[position], slot)
         faults = {str(jobs.ids[position]): why for position, why in sorted(uploads.faults.items())}
-        return Answers(r, self._cost_up(up, r), float(r.p @ losses), faults)
+        loss = math.fsum((r.p * losses).tolist())  # exact: a dot product may depend on where the numbers lie
+        return Answers(r, self._cost_up(up, r), loss, faults)
 
     def _enough(self, jobs: Jobs, uploads: Uploads, kept: list[int]) -> None:
         """Too few good answers stop the run, with a checkpoint from which it can go on."""

@@ -86,7 +86,7 @@ class Work:
     def one(
         self, stage: str, t: int, client: int, K: int, drawn: dict[str, float], down: Any, buffers: Tensor, mem: Any
     ) -> Result:
-        """Runs one client."""
+        """Runs one client. Its records may lie in memory that the next client uses: copy what is to be kept."""
         model = self.objective.model
         torch.default_generator.manual_seed(seeding.model_seed(self.seed, t, client))
         roles = SimpleNamespace(
