@@ -24,7 +24,7 @@ from fedkeel.models.lenet import SMU
 from fedkeel.models.resnet import Residual, two_groups
 
 MNIST, CIFAR, TINY, IMAGENET = (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 224, 224)
-HEAVY = ("vgg11", "resnet18-gn", "resnet18-bn", "resnet18-gn-7x7")
+HEAVY = ("vgg11", "resnet20", "resnet18-gn", "resnet18-bn", "resnet18-gn-7x7")
 
 
 def heavy_is_slow(names: Any) -> list[Any]:
@@ -61,7 +61,7 @@ def samples(name: str, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def federation(name: str) -> fk.Federation:
-    fed = fk.Federation.from_arrays([samples(name, 4, seed) for seed in range(3)], test=samples(name, 4, 9))
+    fed = fk.Federation.from_arrays([samples(name, 4, seed) for seed in range(2)], test=samples(name, 4, 9))
     fed.vocabulary = small(name)[1]  # type: ignore[attr-defined]
     return fed
 
@@ -140,16 +140,16 @@ def test_published_multiplications(name: str, shape: tuple[int, int, int], class
     assert counter.get_total_flops() / 2 == pytest.approx(wanted, rel=0.005)
 
 
-@pytest.mark.parametrize("shape", [MNIST, CIFAR, TINY, (3, 40, 48)])
 @pytest.mark.parametrize("name", [*DENSE, *IMAGES])
-def test_output_shapes(name: str, shape: tuple[int, int, int]) -> None:
-    assert on_meta(name, shape, 7)(torch.zeros(3, *shape, device="meta")).shape == (3, 7)
+def test_output_shapes(name: str) -> None:
+    for shape in (MNIST, CIFAR, TINY, (3, 40, 33)):
+        assert on_meta(name, shape, 7)(torch.zeros(3, *shape, device="meta")).shape == (3, 7)
 
 
 # What they compute ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", heavy_is_slow(MODELS))
 def test_a_gradient_step_lowers_the_loss(name: str) -> None:
     torch.manual_seed(0)
     shape, vocabulary = small(name)
@@ -223,7 +223,7 @@ def test_the_last_character_counts() -> None:
 
 def run(name: str, algorithm: str, engine: str, **options: Any) -> fk.Run:
     shape, vocabulary = small(name)
-    settings = {"rounds": 2, "cohort": 2, "local_steps": 2, "batch_size": 3, "progress": False} | options
+    settings = {"rounds": 2, "cohort": 2, "local_steps": 1, "batch_size": 3, "progress": False} | options
     return fk.train(
         lambda: make_model(name, shape, 3, vocabulary),
         federation(name),
@@ -234,19 +234,13 @@ def run(name: str, algorithm: str, engine: str, **options: Any) -> fk.Run:
 
 
 @pytest.mark.parametrize("name", heavy_is_slow(MODELS))
-def test_engines_agree_on_every_model(name: str) -> None:
-    one = run(name, "fedavg", "sequential")
-    assert torch.equal(one.params, run(name, "fedavg", "processes").params)
-    assert one.history[-1]["dropped"] == 0
-
-
-@pytest.mark.parametrize("name", heavy_is_slow(MODELS))
-@pytest.mark.parametrize("algorithm", ["moon", "fedmlb"])
-def test_every_model_shows_its_inside(name: str, algorithm: str) -> None:
-    result = run(name, algorithm, "sequential", cohort=1.0)
-    assert result.history[-1]["dropped"] == 0
-    if name != "logistic":  # its features are the inputs, which no method can change
-        assert not torch.equal(result.params, run(name, "fedavg", "sequential", cohort=1.0).params)
+def test_every_model_in_the_engines_and_from_the_inside(name: str) -> None:
+    plain = run(name, "fedavg", "sequential")
+    assert torch.equal(plain.params, run(name, "fedavg", "processes").params)
+    for result in (plain, run(name, "moon", "sequential"), run(name, "fedmlb", "sequential")):
+        assert result.history[-1]["dropped"] == 0
+        # The features of logistic regression are its inputs, which no method can change.
+        assert torch.allclose(result.params, plain.params, atol=1e-6) == (result is plain or name == "logistic")
 
 
 @pytest.mark.parametrize("name", heavy_is_slow(["mlp3", "cnn3", "lenet5", "lenet-smu", "resnet18-gn"]))
@@ -270,7 +264,7 @@ def test_models_that_cannot_be_vectorized_say_why(name: str, reason: str) -> Non
         with pytest.raises(ValueError, match=re.escape(f"engine: '{engine}' cannot run this model: {reason}")) as caught:
             run(name, "fedavg", engine)
         assert "\n" not in str(caught.value)
-    assert run(name, "fedavg", "auto").engine in ("sequential", "processes")
+    assert run(name, "fedavg", "auto", rounds=1).engine in ("sequential", "processes")
 
 
 def test_all_others_can_be_vectorized() -> None:
