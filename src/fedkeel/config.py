@@ -194,9 +194,11 @@ def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[],
     from fedkeel.models import make_model
 
     fed = fed or federation(config)
-    shape, classes = tuple(fed.x.shape[1:]), int(fed.y.max()) + 1
-    make_model(config.model, shape, classes)
-    return lambda: make_model(config.model, shape, classes), fed
+    shape = tuple(fed.x.shape[1:])
+    classes = getattr(fed, "classes", None) or int(fed.y.max()) + 1
+    vocabulary = getattr(fed, "vocabulary", None)
+    make_model(config.model, shape, classes, vocabulary)
+    return lambda: make_model(config.model, shape, classes, vocabulary), fed
 
 
 def run(

@@ -39,7 +39,15 @@ SETTINGS = {
         "Seed of the split alone: `seed` changes initial weights, sampling and batches, never who owns which samples.",
         1,
     ),
-    "model": Setting("mlp", "Method", "a name", "Model: logistic, mlp, mlp2, mlp3, cnn.", "cnn"),
+    "model": Setting(
+        "mlp",
+        "Method",
+        "a name",
+        "Model: logistic, mlp, mlp2, mlp3 (hidden layers); cnn, cnn3, cnn-lamb, lenet5, lenet, lenet-gelu, lenet-smu, "
+        "vgg11, resnet20, resnet18-gn, resnet18-bn, resnet18-gn-7x7 (images); lstm, char-lstm (token ids); or one of your "
+        "own, package.module:factory, which is called as factory(shape, classes) or factory().",
+        "resnet18-gn",
+    ),
     "algorithm": Setting("fedavg", "Method", "a name", "Method; `fedkeel algorithms` lists them.", "fedlada"),
     "hyperparameters": Setting(
         {}, "Method", "a table of numbers, words, true or false", "The method's own settings.", {"lr": 0.01}

@@ -17,7 +17,8 @@ class Vectorized:
     def __init__(self, work: Work, store: Store, compiled: bool = False) -> None:
         reason = cannot_vectorize(work.objective.model.module)
         if reason:
-            raise ValueError(f"engine: 'vectorized' cannot run this model: {reason}; use 'sequential' or 'processes'")
+            name = "compiled" if compiled else "vectorized"
+            raise ValueError(f"engine: {name!r} cannot run this model: {reason}; use 'sequential' or 'processes'")
         self.work, self.store = work, store
         self.oracle = ManyOracle(work.objective, compiled)
 
@@ -68,5 +69,5 @@ def cannot_vectorize(module: nn.Module) -> str | None:
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             return "its dropout would draw other numbers than one client at a time"
         if isinstance(part, nn.RNNBase):
-            return "its recurrent layers have no batching rule"
+            return f"torch has no batching rule for {type(part).__name__} layers and would run them several times slower"
     return None

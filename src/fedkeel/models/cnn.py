@@ -1,20 +1,33 @@
-"""A small convolutional network for small images."""
+"""Small convolutional networks of 3 x 3 filters; shape is (C, H, W), and every convolution is followed by 2 x 2 pooling."""
 
 from __future__ import annotations
 
 from torch import nn
 
+Image = tuple[int, int, int]
 
-def cnn(shape: tuple[int, int, int], classes: int, width: int = 16) -> nn.Module:
-    """Two 3 x 3 convolutions with ReLU, each followed by 2 x 2 pooling, and a linear layer; shape is (C, H, W)."""
+
+def cnn(shape: Image, classes: int, width: int = 16) -> nn.Module:
+    """Two convolutions and a linear layer, of no paper: a small model for quick runs. 20,490 parameters on MNIST."""
     channels, height, side = shape
     return nn.Sequential(
-        nn.Conv2d(channels, width, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(width, 2 * width, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
+        nn.Sequential(nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
         nn.Linear(2 * width * (height // 4) * (side // 4), classes),
+    )
+
+
+def cnn3(shape: Image, classes: int) -> nn.Module:
+    """Three convolutions and two dense layers (PAdaMFed, EMNIST). 135,663 parameters for the 47 classes of EMNIST balanced.
+
+    Differs from the paper: it says "three convolutional layers and two fully connected layers" and no more; the widths
+    32, 64, 64 and 128, the pooling and ReLU are ours.
+    """
+    channels, height, side = shape
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Sequential(nn.Linear(64 * (height // 8) * (side // 8), 128), nn.ReLU()),
+        nn.Linear(128, classes),
     )

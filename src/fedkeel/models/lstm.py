@@ -1,0 +1,52 @@
+"""Recurrent networks for token ids [n, L]."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+PADDING = 0  # the token id that fills short texts
+
+
+class TextReader(nn.Module):
+    """Embedding and LSTM; the mean of its outputs over the tokens that are no padding: [n, L] -> [n, hidden]."""
+
+    def __init__(self, vocabulary: int, embedding: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=PADDING)
+        self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        real = tokens != PADDING
+        outputs, _ = self.lstm(self.embedding(tokens))
+        kept = outputs * real.unsqueeze(-1)
+        return kept.sum(1) / real.sum(1, keepdim=True).clamp_min(1)
+
+
+class CharacterReader(nn.Module):
+    """Embedding and a two-layer LSTM; its last output: [n, L] -> [n, hidden]. Every id is a character, 0 too."""
+
+    def __init__(self, vocabulary: int, embedding: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        outputs, _ = self.lstm(self.embedding(characters))
+        return outputs[:, -1]
+
+
+def lstm(vocabulary: int, classes: int, embedding: int = 100, hidden: int = 128) -> nn.Module:
+    """LSTM for text classification (PAdaMFed, IMDB). 1,118,018 parameters for 10,000 tokens and 2 classes.
+
+    Differs from the paper: it says "LSTM" and no more. The sizes are ours, and so is the mean over the text, from which a
+    review of some hundred words is learnt much sooner than from the last state.
+    """
+    return nn.Sequential(TextReader(vocabulary, embedding, hidden), nn.Linear(hidden, classes))
+
+
+def char_lstm(vocabulary: int, classes: int, embedding: int = 8, hidden: int = 256) -> nn.Module:
+    """Next character of Shakespeare's plays: embedding 8 and two layers of 256, as in FedAvg's paper and LEAF.
+
+    819,920 parameters for 80 characters (torch's LSTM has two bias vectors a layer, of which one would do).
+    """
+    return nn.Sequential(CharacterReader(vocabulary, embedding, hidden), nn.Linear(hidden, classes))
