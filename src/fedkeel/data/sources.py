@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedkeel.core.algorithm import nearest
 from fedkeel.data.federation import Dataset
+from fedkeel.data.transforms import augmentation
 
 
 @functools.cache
@@ -28,8 +31,13 @@ def digits() -> Dataset:
 SOURCES: dict[str, Callable[[], Dataset]] = {"digits": digits}
 
 
-def load(name: str) -> Dataset:
-    """The data set `name`; `fedkeel datasets` lists them."""
+def load(name: str, data_dir: str | Path | None = None, augment: str | None = None) -> Dataset:
+    """The data set `name`; `fedkeel datasets` lists them.
+
+    data_dir: where its files are looked for (default: the environment variable FEDKEEL_DATA).
+    augment: "crop-flip" pads, crops and mirrors training images at random.
+    """
     if name not in SOURCES:
         raise ValueError(f"data: unknown name {name!r}{nearest(name, SOURCES)}")
-    return SOURCES[name]()
+    data = SOURCES[name]()
+    return dataclasses.replace(data, augment=augmentation(augment, tuple(data.x.shape[1:])))
