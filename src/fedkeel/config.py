@@ -41,6 +41,8 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     data: str = described("data")
+    data_dir: str | None = described("data_dir")
+    augment: str | None = described("augment")
     split: str = described("split")
     clients: int = described("clients")
     concentration: float | None = described("concentration")
@@ -186,7 +188,8 @@ def federation(config: RunConfig) -> Federation:
     from fedkeel.data.sources import load
 
     options = {key: getattr(config, key) for key in SPLIT_OPTIONS if getattr(config, key) is not None}
-    return load(config.data).split(config.split, clients=config.clients, seed=config.split_seed, **options)
+    data = load(config.data, config.data_dir, config.augment)
+    return data.split(config.split, clients=config.clients, seed=config.split_seed, **options)
 
 
 def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[], nn.Module], Federation]:
@@ -194,9 +197,7 @@ def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[],
     from fedkeel.models import make_model
 
     fed = fed or federation(config)
-    shape = tuple(fed.x.shape[1:])
-    classes = getattr(fed, "classes", None) or int(fed.y.max()) + 1
-    vocabulary = getattr(fed, "vocabulary", None)
+    shape, classes, vocabulary = fed.shape, fed.classes or int(fed.y.max()) + 1, fed.vocabulary
     make_model(config.model, shape, classes, vocabulary)
     return lambda: make_model(config.model, shape, classes, vocabulary), fed
 

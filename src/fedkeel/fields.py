@@ -20,6 +20,16 @@ LOCAL_STEPS = 10  # if neither local_steps nor local_epochs is given
 
 SETTINGS = {
     "data": Setting("digits", "Data", "a name", "Data set; `fedkeel datasets` lists them.", "digits"),
+    "data_dir": Setting(
+        None,
+        "Data",
+        "a folder",
+        "Folder of the data sets' files (default: the environment variable FEDKEEL_DATA).",
+        "~/data",
+    ),
+    "augment": Setting(
+        None, "Data", "'crop-flip'", "Random changes of training images: crop-flip, or none (default).", "crop-flip"
+    ),
     "split": Setting(
         "dirichlet_per_class",
         "Data",

@@ -49,13 +49,18 @@ def _option(name: str) -> inspect.Parameter:
     about = SETTINGS[name]
     default = "" if about.default is None else f" Default {about.default}."
     help = f"{about.doc}{default} [dim]E.g. {flag(name)} {about.example}[/dim]"
-    metavar = "NAME" if isinstance(about.default, str) else "NUMBER"
+    metavar = "NAME" if _is_text(name) else "NUMBER"
     option = typer.Option(flag(name), help=help, metavar=metavar, show_default=False, rich_help_panel=about.group)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option])
 
 
 def _setting(name: str, text: str) -> Any:
-    return text if isinstance(SETTINGS[name].default, str) else literal(text)
+    return text if _is_text(name) and text.lower() != "none" else literal(text)
+
+
+def _is_text(name: str) -> bool:
+    about = SETTINGS[name]
+    return isinstance(about.example if about.default is None else about.default, str)
 
 
 def literal(text: str) -> Any:

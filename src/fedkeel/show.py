@@ -184,15 +184,28 @@ def _value(value: Any) -> str:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-def dataset_table() -> None:
-    """All data sets, without loading any."""
-    from fedkeel.data.sources import SOURCES
+def dataset_table(data_dir: str | None = None) -> None:
+    """All data sets and whether they can be had here, without loading any."""
+    from fedkeel.data.sources import CATALOGUE, data_folder, digits, locate
 
-    shown = table("name", "what it is")
-    for name, source in SOURCES.items():
-        shown.add_row(name, " ".join(inspect.cleandoc(source.__doc__ or "").split("\n\n")[0].split()))
-    console().print(shown)
-    console().print("`fedkeel datasets show NAME` splits one among clients and says how unlike they are.")
+    folder = data_folder(data_dir)
+    shown = table("name", "what it is", "size", "where")
+    shown.columns[0].no_wrap = True
+    shown.add_row("digits", (digits.__doc__ or "").split(";")[0], "1,437 + 360 images of 8 x 8, 10 classes", "scikit-learn")
+    for name, source in CATALOGUE.items():
+        found = locate(name, folder)
+        if found:
+            form, paths = found
+            place = next(path for path in paths if path)
+            where = f"{place.parent}{f' ({form.note})' if form.note else ''}"
+        else:
+            where = f"no; wants {source.wanted}" + (f", or the hub ({source.hub.name})" if source.hub else "")
+        shown.add_row(name, source.about, source.size, where)
+    screen = console()
+    screen.print(shown)
+    told = f"the data directory {folder}" if folder else "no data directory: give --data-dir or set FEDKEEL_DATA"
+    screen.print(f"Looked in {told}." if folder else f"There is {told}.")
+    screen.print("`fedkeel datasets show NAME` splits one among clients and says how unlike they are.")
 
 
 def split_table(fed: Federation) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.partition import partition
+
+Prepare = Callable[[Tensor], Tensor]  # samples [B, ...] as they are stored -> as the model takes them
+Augment = Callable[[Tensor, np.random.Generator], Tensor]  # stored samples [B, ...] -> the same, changed at random
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Federation:
     order: np.ndarray | None = None  # [n]
     test: tuple[Tensor, Tensor] | None = None
     origin: dict[str, Any] = field(default_factory=dict)  # how it was made, if it has a name
+    prepare: Prepare | None = None  # applied to every batch, in training and evaluation
+    augment: Augment | None = None  # applied before it, to the mini-batches of training only
+    classes: int | None = None
+    vocabulary: int | None = None  # how many tokens there are, of text
 
     def __post_init__(self) -> None:
         self.sizes = np.diff(self.offsets)  # [N] samples of every client; made once, for a round must not cost O(N)
@@ -72,6 +79,12 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample as the model takes it."""
+        one = self.x[:1]
+        return tuple((one if self.prepare is None else self.prepare(one)).shape[1:])
 
     def __getitem__(self, client: int) -> ClientData:
         if not 0 <= client < len(self):
@@ -110,6 +123,9 @@ class Federation:
                 z = torch.as_tensor(part).cpu().contiguous()
                 digest.update(f"{z.dtype}{tuple(z.shape)}".encode())
                 digest.update(memoryview(z.reshape(-1).view(torch.uint8).numpy()))  # bytes: numpy has no bfloat16
+        for step in (self.prepare, self.augment):
+            if step is not None:
+                digest.update(_told(step).encode())
         return digest.hexdigest()
 
 
@@ -118,13 +134,18 @@ class Dataset:
     """Training and test samples that are not yet split among clients."""
 
     name: str
-    x: Tensor
-    y: Tensor
+    x: Tensor  # [n, ...]; images may be memory-mapped uint8 [n, C, H, W]
+    y: Tensor  # [n]
     test: tuple[Tensor, Tensor] | None = None
+    key: np.ndarray | None = None  # [n] the natural owner of every sample: a writer, a role, a user
+    prepare: Prepare | None = None
+    augment: Augment | None = None
+    classes: int | None = None
+    vocabulary: int | None = None
 
-    @property
-    def classes(self) -> int:
-        return int(self.y.max()) + 1
+    def __post_init__(self) -> None:
+        if self.classes is None and not self.y.is_floating_point():
+            self.classes = int(self.y.max()) + 1
 
     def split(self, kind: str = "iid", *, clients: int, seed: int = 0, **options: Any) -> Federation:
         """Deals the samples out to clients: `iid`, `dirichlet_per_class`, `dirichlet_per_client` or `shards`.
@@ -134,7 +155,13 @@ class Dataset:
         parts = partition(kind, self.y.numpy(), clients, seed, **options)
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         origin = {"data": self.name, "split": kind, "clients": clients, "split_seed": seed, **options}
-        return Federation(self.x, self.y, offsets, np.concatenate(parts), self.test, origin)
+        rest = (self.prepare, self.augment, self.classes, self.vocabulary)
+        return Federation(self.x, self.y, offsets, np.concatenate(parts), self.test, origin, *rest)
+
+
+def _told(step: Any) -> str:
+    """A function in words that are the same in every process: its name, or a dataclass with its values."""
+    return repr(step) if is_dataclass(step) else f"{step.__module__}.{step.__qualname__}"
 
 
 def _pair(pair: Any, where: str) -> tuple[Tensor, Tensor]:

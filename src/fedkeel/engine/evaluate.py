@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.steps import Loss
+from fedkeel.data.federation import Federation, Prepare
 
 CHUNK = 2048
 
@@ -21,7 +22,21 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output, target)
 
 
-def evaluate(model: FlatModel, x: Tensor, buffers: Tensor, loss: Loss, data: tuple[Tensor, Tensor]) -> dict[str, Any]:
+def model_input(model: FlatModel, z: Tensor, prepare: Prepare | None = None) -> Tensor:
+    """z prepared, on the model's device, and in its dtype where it consists of floating-point numbers."""
+    z = z.to(model.device)
+    z = z if prepare is None else prepare(z)
+    return z.to(model.dtype) if z.is_floating_point() else z
+
+
+def evaluate(
+    model: FlatModel,
+    x: Tensor,
+    buffers: Tensor,
+    loss: Loss,
+    data: tuple[Tensor, Tensor],
+    prepare: Prepare | None = None,
+) -> dict[str, Any]:
     """Mean loss, and accuracy where targets are classes, of the parameters x on the data."""
     inputs, targets = data
     model.bind(x)
@@ -30,8 +45,7 @@ def evaluate(model: FlatModel, x: Tensor, buffers: Tensor, loss: Loss, data: tup
     model.module.eval()
     total, right, count = 0.0, 0, 0
     for a, b in zip(inputs.split(CHUNK), targets.split(CHUNK), strict=True):
-        a = a.to(model.device, model.dtype if a.is_floating_point() else a.dtype)
-        b = b.to(model.device, model.dtype if b.is_floating_point() else b.dtype)
+        a, b = model_input(model, a, prepare), model_input(model, b)
         output = model.module(a)
         total += float(loss(output, b)) * len(b)
         if classes(output, b):
@@ -46,10 +60,10 @@ def classes(output: Any, target: Tensor) -> bool:
     return isinstance(output, Tensor) and not target.is_floating_point() and output.shape[:-1] == target.shape
 
 
-def check_fit(model: FlatModel, data: tuple[Tensor, Tensor], labels: Tensor, own_loss: bool, where: str = "") -> None:
+def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], own_loss: bool, where: str = "") -> None:
     """Does the model take the data, and does it have an output for every label?"""
-    x, y = (z[:2].to(model.device) for z in data)
-    x = x.to(model.dtype) if x.is_floating_point() else x
+    labels = data[1]
+    x, y = model_input(model, data[0][:2], fed.prepare), labels[:2].to(model.device)
     model.module.eval()  # one sample may be too few for a normalisation layer that trains
     try:
         with torch.no_grad():

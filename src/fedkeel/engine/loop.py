@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, down_record, floats
 from fedkeel.core.flat import FlatModel
@@ -238,13 +239,16 @@ class Trainer:
         every, last = self.settings.evaluate_every, t == self.settings.rounds - 1
         if self.fed.test is None or not (last or (every and (t + 1) % every == 0)):
             return {"test_accuracy": None, "test_loss": None}
-        row = evaluate(self.model, self.server.x, self.buffers, self.objective.loss, self.fed.test)
+        row = self._tested(self.fed.test, self.buffers)
         if self.model.private:  # clients with layers of their own: the mean over those that took part
             ids = self.settings.participants(t, self.N)
             own = [self.store.read(i).values for i in ids if i in self.store]
-            rows = [evaluate(self.model, self.server.x, values, self.objective.loss, self.fed.test) for values in own]
+            rows = [self._tested(self.fed.test, values) for values in own]
             row["client_accuracy"] = sum(z["test_accuracy"] or 0.0 for z in rows) / max(len(rows), 1)
         return row
+
+    def _tested(self, data: tuple[Tensor, Tensor], buffers: Tensor) -> dict[str, Any]:
+        return evaluate(self.model, self.server.x, buffers, self.objective.loss, data, self.fed.prepare)
 
     # Who runs the clients -----------------------------------------------------------------------------------------
 

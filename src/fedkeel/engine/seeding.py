@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-SAMPLING, BATCHES, ROLES, MODEL = range(4)
+SAMPLING, BATCHES, ROLES, MODEL, AUGMENT = range(5)
 
 
 def generator(seed: int, stream: int, t: int, client: int = 0) -> np.random.Generator:

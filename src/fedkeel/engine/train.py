@@ -119,9 +119,9 @@ def train(
         raise ValueError(f"weights = {weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
     flat = make_flat(model, seed, device, dtype, private=algo.facts.private)
     check_inside(flat.module, algo.facts.needs, algo.name)
-    check_fit(flat, (fed.x, fed.y), fed.y, own_loss=loss is not None)
+    check_fit(flat, fed, (fed.x, fed.y), own_loss=loss is not None)
     if fed.test is not None:
-        check_fit(flat, fed.test, fed.test[1], own_loss=loss is not None, where="test: ")
+        check_fit(flat, fed, fed.test, own_loss=loss is not None, where="test: ")
     objective = Objective(flat, loss or cross_entropy, weight_decay, clip)
     if config is None:
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]

@@ -16,6 +16,7 @@ from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.steps import ManyClients, ManyOracle, Objective, OneClient, Workspace
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
+from fedkeel.engine.evaluate import model_input
 
 
 @dataclass
@@ -72,16 +73,13 @@ class Work:
 
     def batch_numbers(self, t: int, client: int, K: int) -> tuple[np.ndarray, list[int]]:
         n = self.fed.size(client)
-        if self.batch_size is None:
-            return np.arange(n), [n]
+        if self.batch_size is None:  # the same batch in every step, unless each is augmented anew
+            return (np.arange(n), [n]) if self.fed.augment is None else (np.tile(np.arange(n), K), [n] * K)
         return seeding.batch_order(seeding.generator(self.seed, seeding.BATCHES, t, client), n, K, self.batch_size)
 
     def cast(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Data as the model takes it: its device, and its dtype where they are floating-point numbers."""
-        model = self.objective.model
-        return tuple(  # type: ignore[return-value]
-            z.to(model.device, model.dtype if z.is_floating_point() else z.dtype) for z in (x, y)
-        )
+        """Data as the model takes it: prepared, on its device, and in its dtype where they are floating-point numbers."""
+        return model_input(self.objective.model, x, self.fed.prepare), model_input(self.objective.model, y)
 
     def one(
         self, stage: str, t: int, client: int, K: int, drawn: dict[str, float], down: Any, buffers: Tensor, mem: Any
@@ -110,10 +108,17 @@ class Work:
     def _batches(self, t: int, client: int, K: int) -> list[tuple[Tensor, Tensor]]:
         """The mini-batches of a client, gathered at once."""
         numbers, sizes = self.batch_numbers(t, client, K)
-        x, y = self.cast(*self.fed.take(client, numbers))
-        if self.batch_size is None:
+        x, y = self.cast(*self._augmented(t, client, numbers))
+        if len(sizes) < K:
             return [(x, y)] * K
         return list(zip(x.split_with_sizes(sizes), y.split_with_sizes(sizes), strict=True))
+
+    def _augmented(self, t: int, client: int, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The samples of all batches of a client in a row, changed at random if the federation asks for it."""
+        x, y = self.fed.take(client, numbers)
+        if self.fed.augment is not None:
+            x = self.fed.augment(x, seeding.generator(self.seed, seeding.AUGMENT, t, client))
+        return x, y
 
     def group(
         self, jobs: Jobs, ids: Sequence[int], K: int, drawn: dict[str, np.ndarray], mem: Any, oracle: ManyOracle
@@ -121,13 +126,14 @@ class Work:
         """Runs some clients of a round, all with the same K, at once; mem is [S, ...] -> (up, mem, losses [S])."""
         model = self.objective.model
         numbers = [self.batch_numbers(jobs.t, client, K) for client in ids]
-        if self.batch_size is None:
-            batches = [self._padded(ids, [order for order, _ in numbers])] * K
+        x, y, rows = self._pool(jobs.t, ids, [order for order, _ in numbers])
+        if len(numbers[0][1]) < K:
+            batches = [self._padded(x, y, rows)] * K
         else:
-            parts = [np.split(order, np.cumsum(sizes)[:-1]) for order, sizes in numbers]
+            parts = [np.split(mine, np.cumsum(sizes)[:-1]) for mine, (_, sizes) in zip(rows, numbers, strict=True)]
             # The same shape in every round, so that a compiled gradient is compiled once.
-            width = min(self.batch_size, int(self.fed.sizes.max()))
-            batches = [self._padded(ids, [part[k] for part in parts], width) for k in range(K)]
+            width = None if self.batch_size is None else min(self.batch_size, int(self.fed.sizes.max()))
+            batches = [self._padded(x, y, [part[k] for part in parts], width) for k in range(K)]
         roles = {name: torch.as_tensor(z, dtype=model.dtype, device=model.device).unsqueeze(-1) for name, z in drawn.items()}
         steps = ManyClients(
             self.objective, jobs.t, oracle, len(ids), batches, lambda: self._everything(ids), SimpleNamespace(**roles)
@@ -136,33 +142,43 @@ class Work:
         losses = torch.stack(steps.losses).double().mean(0) if steps.losses else torch.full((len(ids),), torch.nan)
         return up, new, losses
 
+    def _pool(self, t: int, ids: Sequence[int], numbers: Sequence[np.ndarray]) -> tuple[Tensor, Tensor, list[np.ndarray]]:
+        """Where the samples of these clients lie: x and y, and the rows of every client in them."""
+        if self.fed.augment is None:
+            rows = [self.fed.rows(client, mine) for client, mine in zip(ids, numbers, strict=True)]
+            return self.fed.x, self.fed.y, rows
+        pairs = [self._augmented(t, client, mine) for client, mine in zip(ids, numbers, strict=True)]
+        ends = np.cumsum([len(y) for _, y in pairs])
+        return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), np.split(np.arange(ends[-1]), ends[:-1])
+
     def _padded(
-        self, ids: Sequence[int], numbers: Sequence[np.ndarray], width: int | None = None, totals: Sequence[int] = ()
+        self, x: Tensor, y: Tensor, rows: Sequence[np.ndarray], width: int | None = None, of: Sequence[np.ndarray] = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples of several clients as [S, B, ...]; short rows repeat their first sample with weight 0."""
-        sizes = np.array([len(part) for part in numbers])
-        width = width or int(sizes.max())
-        rows = np.zeros((len(ids), width), dtype=np.int64)
-        weight = np.zeros((len(ids), width))
-        for j, (client, part) in enumerate(zip(ids, numbers, strict=True)):
-            rows[j] = self.fed.rows(client, part[:1] if len(part) else np.zeros(1, dtype=np.int64))
-            rows[j, : len(part)] = self.fed.rows(client, part)
-            weight[j, : len(part)] = 1 / (totals[j] if totals else max(len(part), 1))
-        x, y = self.cast(*self.fed.take_rows(rows.reshape(-1)))
-        model = self.objective.model
-        shape = (len(ids), width)
+        """Rows of several clients as [S, B, ...]; short ones repeat their first row with weight 0.
+
+        of: the rows that these are a part of, if the mean is over those.
+        """
+        width = width or max(map(len, rows))
+        index = np.zeros((len(rows), width), dtype=np.int64)
+        weight = np.zeros((len(rows), width))
+        for j, (mine, whole) in enumerate(zip(rows, of or rows, strict=True)):
+            index[j] = mine[0] if len(mine) else whole[0]
+            index[j, : len(mine)] = mine
+            weight[j, : len(mine)] = 1 / len(whole)
+        model, chosen = self.objective.model, torch.from_numpy(index.reshape(-1))
+        x, y = self.cast(x.index_select(0, chosen), y.index_select(0, chosen))
         return (
-            x.view(*shape, *x.shape[1:]),
-            y.view(*shape, *y.shape[1:]),
+            x.view(*index.shape, *x.shape[1:]),
+            y.view(*index.shape, *y.shape[1:]),
             torch.as_tensor(weight, dtype=model.dtype, device=model.device),
         )
 
     def _everything(self, ids: Sequence[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        sizes = [self.fed.size(client) for client in ids]
         chunk = self.objective.chunk
+        rows = [self.fed.rows(client, np.arange(self.fed.size(client))) for client in ids]
         return [
-            self._padded(ids, [np.arange(start, min(start + chunk, n)) for n in sizes], totals=sizes)
-            for start in range(0, max(sizes), chunk)
+            self._padded(self.fed.x, self.fed.y, [mine[start : start + chunk] for mine in rows], of=rows)
+            for start in range(0, max(map(len, rows)), chunk)
         ]
 
 

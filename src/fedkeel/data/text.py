@@ -1,0 +1,34 @@
+"""Texts on disk. A pair of sentences is one text with `PAIR` between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+PAIR = "\x1e"  # the record separator, which no sentence contains
+
+
+class Texts(Sequence[str]):
+    """A read-only sequence of strings in two arrays, which may be memory-mapped: opening a million texts costs nothing."""
+
+    def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
+        self.data = data  # [bytes] uint8, all texts in utf-8, one after the other
+        self.offsets = offsets  # [n + 1] int64, text i is data[offsets[i] : offsets[i + 1]]
+
+    @classmethod
+    def from_strings(cls, strings: Iterable[str]) -> Texts:
+        coded = [string.encode() for string in strings]
+        offsets = np.cumsum([0, *map(len, coded)], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(coded), dtype=np.uint8), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i):  # type: ignore[no-untyped-def]
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"texts: no number {i} among {len(self)}")
+        i %= len(self)
+        return self.data[self.offsets[i] : self.offsets[i + 1]].tobytes().decode()
