@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fedkeel.engine.auto import cores
-from fedkeel.engine.ray_actor import Actor, as_bytes, pack, record_bytes
+from fedkeel.engine.ray_actor import Actor, Answer, Task, as_bytes, pack, record_bytes
 from fedkeel.engine.sequential import Stack, describe
 from fedkeel.engine.settings import check_workers
 from fedkeel.engine.store import Store
@@ -34,7 +34,8 @@ except ImportError:
     raise ValueError("engine: 'ray' needs the package ray: pip install 'fedkeel[ray]'") from None
 
 DEATHS = 3  # of workers over one client, until the client is given up for the round
-AHEAD = 2  # clients a worker holds, so that it never waits for the next one
+AHEAD = 2  # calls a worker holds, so that it never waits for the next one
+WORTH = 0.1  # seconds of work that a call should have: its way there and back takes a few thousandths
 PATIENCE = 300.0  # seconds in which at least one worker must have started
 
 
@@ -57,12 +58,22 @@ def connect(address: str, cpus: int | None = None) -> Callable[[], None]:
     return ray.shutdown
 
 
+def resources(S: int, workers: int | None, device: str) -> tuple[int, dict[str, Any]]:
+    """How many workers, and what each asks Ray for: a core, and its part of the GPUs where there are any."""
+    total = ray.cluster_resources()
+    cpus, gpus = int(total.get("CPU", 0)), 0 if device == "cpu" else int(total.get("GPU", 0))
+    if cpus < 1:
+        raise ValueError("engine: 'ray': the cluster has no CPU for a worker")
+    count = min(workers or gpus or cpus, cpus, S)
+    return count, {"num_cpus": 1, "num_gpus": min(1.0, gpus / count)}
+
+
 @dataclass
 class Worker:
     actor: Any
-    calls: deque[tuple[Any, int | None]]  # (answer to come, position of the client), oldest first; its start has none
+    calls: deque[tuple[Any, list[int]]]  # (answer to come, positions of its clients), oldest first; its start has none
     node: str = ""  # where it runs; empty until it has started
-    since: float = 0.0  # when the oldest of its clients was begun
+    since: float = 0.0  # when the oldest of them was begun
 
 
 @dataclass
@@ -72,8 +83,8 @@ class Exchange:
     jobs: Jobs
     down: Any  # where in the object store the broadcast lies
     uploads: Uploads
-    waiting: deque[int]  # positions of the clients that no worker has
-    deaths: Counter[int] = field(default_factory=Counter)  # of workers, by the position that they were at
+    waiting: deque[list[int]]  # positions of clients that no worker has, call by call
+    deaths: Counter[int] = field(default_factory=Counter)  # position -> workers that died while they held it
 
 
 class Ray:
@@ -87,9 +98,10 @@ class Ray:
         self.disconnect = connect(address, workers)
         try:
             self.setup = ray.put(setup), ray.put(data)
-            count, options = self._resources(S, workers, device)
+            count, options = resources(S, workers, device)
             self.make = ray.remote(Actor).options(max_restarts=0, scheduling_strategy="SPREAD", **options)
             self.failed = 0  # workers in a row that died before they had started
+            self.step_seconds: float | None = None  # what a local step takes
             self.workers: list[Worker] = []
             self.workers += [self._start() for _ in range(count)]
             while not any(worker.node for worker in self.workers):
@@ -98,18 +110,9 @@ class Ray:
             self.close()
             raise
 
-    def _resources(self, S: int, workers: int | None, device: str) -> tuple[int, dict[str, Any]]:
-        """How many workers, and what each asks Ray for: a core, and its part of the GPUs where there are any."""
-        total = ray.cluster_resources()
-        cpus, gpus = int(total.get("CPU", 0)), 0 if device == "cpu" else int(total.get("GPU", 0))
-        if cpus < 1:
-            raise ValueError("engine: 'ray': the cluster has no CPU for a worker")
-        count = min(workers or gpus or cpus, cpus, S)
-        return count, {"num_cpus": 1, "num_gpus": min(1.0, gpus / count)}
-
     def _start(self) -> Worker:
         actor = self.make.remote()
-        return Worker(actor, deque([(actor.start.remote(*self.setup), None)]), since=time.monotonic())
+        return Worker(actor, deque([(actor.start.remote(*self.setup), [])]), since=time.monotonic())
 
     def run(self, jobs: Jobs) -> Uploads:
         S, device = len(jobs.ids), self.work.objective.model.device
@@ -117,10 +120,8 @@ class Ray:
         up = type(stack)(*(z[:S] for z in stack))
         losses, buffers = torch.zeros(S, dtype=torch.float64), torch.zeros(S, len(jobs.buffers), dtype=torch.float64)
         down = ray.put((record_bytes(jobs.down), as_bytes(jobs.buffers)))
-        # The longest first, so that the workers end together.
-        order = sorted(range(S), key=lambda position: -jobs.K[position])
-        now = Exchange(jobs, down, Uploads(up, buffers, losses, {}, {}), deque(order))
-        while now.waiting or any(position is not None for worker in self.workers for _, position in worker.calls):
+        now = Exchange(jobs, down, Uploads(up, buffers, losses, {}, {}), deque(self._calls(jobs)))
+        while now.waiting or any(positions for worker in self.workers for _, positions in worker.calls):
             for worker in self.workers:
                 while worker.node and now.waiting and len(worker.calls) < AHEAD:
                     self._send(worker, now.waiting.popleft(), now)
@@ -128,14 +129,26 @@ class Ray:
         now.uploads.up = type(up)(*(z.to(device) for z in up))
         return now.uploads
 
-    def _send(self, worker: Worker, position: int, now: Exchange) -> None:
-        jobs, client = now.jobs, now.jobs.ids[position]
-        drawn = {name: float(z[position]) for name, z in jobs.drawn.items()}
-        mem = record_bytes(self.store.read(client)) if client in self.store else None
+    def _calls(self, jobs: Jobs) -> list[list[int]]:
+        """Positions of the clients of each call: one client, or as many as make it worth its while."""
+        # The longest first, so that the workers end together.
+        order = sorted(range(len(jobs.ids)), key=lambda position: -jobs.K[position])
+        count = len(order)
+        if self.step_seconds is not None and self.timeout is None:  # a limit is for one client
+            worth = int(self.step_seconds * sum(jobs.K) / WORTH)
+            count = min(count, worth if worth >= 4 * len(self.workers) else len(self.workers))
+        return [order[start::count] for start in range(count)]
+
+    def _send(self, worker: Worker, positions: list[int], now: Exchange) -> None:
+        jobs, tasks = now.jobs, []
+        for position in positions:
+            client = jobs.ids[position]
+            drawn = {name: float(z[position]) for name, z in jobs.drawn.items()}
+            mem = record_bytes(self.store.read(client)) if client in self.store else None
+            tasks.append(Task(client, jobs.K[position], drawn, mem))
         if not worker.calls:
             worker.since = time.monotonic()
-        call = worker.actor.client.remote(now.down, jobs.stage, jobs.t, client, jobs.K[position], drawn, mem)
-        worker.calls.append((call, position))
+        worker.calls.append((worker.actor.clients.remote(now.down, jobs.stage, jobs.t, tasks), positions))
 
     def _step(self, now: Exchange | None) -> None:
         """Waits for the next answer of any worker, and takes what is there."""
@@ -165,36 +178,35 @@ class Ray:
             raise RuntimeError(f"ray: no worker could start within {PATIENCE:g} s; free in the cluster: {told}")
 
     def _take(self, worker: Worker, answer: Any, now: Exchange | None) -> None:
-        position = worker.calls[0][1]
+        positions = worker.calls[0][1]
         try:
             result = ray.get(answer)
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
-            if isinstance(cause, RayError):  # the worker is gone, or its answer with its node
+            if positions or isinstance(cause, RayError):  # the worker is gone, or its answer with its node
                 return self._replace(worker, now, describe(cause))
-            if position is None:
-                raise RuntimeError(f"ray: a worker could not start: {describe(cause)}") from error
-            result = describe(cause)
+            raise RuntimeError(f"ray: a worker could not start: {describe(cause)}") from error
         worker.calls.popleft()
         worker.since = time.monotonic()
-        if position is None:
+        if not positions:
             worker.node, self.failed = result, 0
         elif now is not None:
-            self._keep(position, result, now.uploads)
+            self.step_seconds = result.seconds / sum(now.jobs.K[position] for position in positions)
+            for j, position in enumerate(positions):
+                self._keep(result, j, position, now.uploads)
 
-    def _keep(self, position: int, result: Any, uploads: Uploads) -> None:
-        if isinstance(result, str):
-            uploads.faults[position] = result
+    def _keep(self, answer: Answer, j: int, position: int, uploads: Uploads) -> None:
+        if j in answer.faults:
+            uploads.faults[position] = answer.faults[j]
             return
-        up, mem, buffers, loss = result
-        for target, z in zip(uploads.up, up, strict=True):
-            as_bytes(target[position])[:] = z
-        as_bytes(uploads.buffers[position])[:] = buffers
-        uploads.losses[position] = loss
-        if mem is not None:
+        for target, z in zip(uploads.up, answer.up, strict=True):
+            as_bytes(target[position])[:] = z[j]
+        as_bytes(uploads.buffers[position])[:] = answer.buffers[j]
+        uploads.losses[position] = answer.losses[j]
+        if answer.mem:
             slot = uploads.slots[position] = self.store.stage()
-            for target, z in zip(self.store.slot_record(slot), mem, strict=True):
-                as_bytes(target)[:] = z
+            for target, z in zip(self.store.slot_record(slot), answer.mem, strict=True):
+                as_bytes(target)[:] = z[j]
 
     def _replace(self, worker: Worker, now: Exchange | None, why: str, late: bool = False) -> None:
         """A new worker for one that is gone; the clients that it held wait again."""
@@ -205,15 +217,22 @@ class Ray:
             self.failed += 1
             if self.failed >= DEATHS * (len(self.workers) + 1):
                 raise RuntimeError(f"ray: {self.failed} workers in a row died before they had started: {why}")
-        held = [position for _, position in worker.calls if position is not None]
-        if held and now is not None:
-            now.deaths[held[0]] += self._is_alive(worker.node)  # a node's death is not the fault of a client
-            if late:
-                now.uploads.faults[held.pop(0)] = why
-            elif now.deaths[held[0]] >= DEATHS:
-                now.uploads.faults[held.pop(0)] = f"WorkerDied: {DEATHS} workers died on this client ({why})"
-            now.waiting.extendleft(reversed(held))
+        elif now is not None:
+            self._retry([positions for _, positions in worker.calls], now, self._is_alive(worker.node), why, late)
         self.workers.append(self._start())
+
+    def _retry(self, calls: list[list[int]], now: Exchange, guilty: bool, why: str, late: bool) -> None:
+        """The calls of a worker that is gone go back. The first, in which it ended, is tried again client by client, to
+        find out which of them it is; guilty: it may be one of them, and not the node's death."""
+        first, *rest = calls or [[]]
+        now.deaths.update(first if guilty else [])
+        now.waiting.extendleft(reversed(rest))
+        if late:
+            now.uploads.faults[first[0]] = why
+        elif len(first) == 1 and now.deaths[first[0]] >= DEATHS:
+            now.uploads.faults[first[0]] = f"WorkerDied: {DEATHS} workers died on this client ({why})"
+        else:
+            now.waiting.extendleft([position] for position in reversed(first))
 
     def _is_alive(self, node: str) -> bool:
         return any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from fedkeel.core.algorithm import down_record
 from fedkeel.core.flat import FlatModel
 from fedkeel.data.federation import Federation
 from fedkeel.engine.memory import keep_freed_memory
-from fedkeel.engine.sequential import describe
+from fedkeel.engine.sequential import Stack, describe
 from fedkeel.engine.work import Work
 
 
@@ -25,12 +26,8 @@ def as_bytes(z: Tensor) -> np.ndarray:
     return z.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def record_bytes(record: Any, like: Any = None) -> list[np.ndarray]:
-    """The bytes of every tensor of a record, in the dtypes of `like`."""
-    return [
-        as_bytes(z if kind is None else z.to(kind.dtype))
-        for z, kind in zip(record, like or [None] * len(record), strict=True)
-    ]
+def record_bytes(record: Any) -> list[np.ndarray]:
+    return [as_bytes(z) for z in record]
 
 
 def tensor_of(data: np.ndarray, like: Tensor) -> Tensor:
@@ -85,6 +82,29 @@ def _shared(data: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         return torch.from_numpy(data).view(dtype).view(shape)
 
 
+# What travels in a round --------------------------------------------------------------------------------------------------
+
+
+class Task(NamedTuple):
+    """One client to run."""
+
+    client: int
+    K: int
+    drawn: dict[str, float]
+    mem: list[np.ndarray] | None  # the bytes of its record; None: that of a client never seen before
+
+
+class Answer(NamedTuple):
+    """What came of n tasks. Rows of clients that failed are undefined."""
+
+    up: list[np.ndarray]  # bytes of every field of the uploads, [n, ...]
+    mem: list[np.ndarray]  # bytes of every field of the new client records, [n, ...]
+    buffers: np.ndarray  # bytes [n, ...]
+    losses: list[float]
+    faults: dict[int, str]  # number of the task -> why
+    seconds: float
+
+
 # The worker -----------------------------------------------------------------------------------------------------------
 
 
@@ -107,22 +127,24 @@ class Actor:
         return here.get_node_id()
 
     @torch.no_grad()
-    def client(
-        self,
-        sent: tuple[list[np.ndarray], np.ndarray],
-        stage: str,
-        t: int,
-        client: int,
-        K: int,
-        drawn: dict[str, float],
-        mem: list[np.ndarray] | None,
-    ) -> Any:
-        """(upload, new record, buffers, loss) of one client, in bytes; or why it failed."""
-        try:
-            down, buffers = record_of(sent[0], self.down), tensor_of(sent[1], self.buffers)
-            record = self.initial if mem is None else record_of(mem, self.initial)
-            result = self.work.one(stage, t, client, K, drawn, down, buffers, record)
-        except Exception as error:
-            return describe(error)
-        new = None if result.mem is None else record_bytes(result.mem, self.initial)
-        return record_bytes(result.up, self.up[stage]), new, as_bytes(result.buffers), result.loss
+    def clients(self, sent: tuple[list[np.ndarray], np.ndarray], stage: str, t: int, tasks: list[Task]) -> Answer:
+        """Runs some clients of a round."""
+        start, n = time.perf_counter(), len(tasks)
+        down, buffers = record_of(sent[0], self.down), tensor_of(sent[1], self.buffers)
+        up, losses, statistics = Stack(self.up[stage], n), [0.0] * n, buffers.new_zeros(n, len(buffers))
+        mem = None if self.initial is None else Stack(self.initial, n)
+        faults = {}
+        for j, task in enumerate(tasks):
+            record = self.initial if task.mem is None else record_of(task.mem, self.initial)
+            try:
+                result = self.work.one(stage, t, task.client, task.K, task.drawn, down, buffers, record)
+            except Exception as error:  # whatever a client's code raises is that client's fault
+                faults[j] = describe(error)
+                continue
+            up.put(j, result.up)
+            statistics[j], losses[j] = result.buffers, result.loss
+            if mem is not None:
+                mem.put(j, result.mem)
+        rows = [record_bytes(up.record), [] if mem is None else record_bytes(mem.record), [as_bytes(statistics)]]
+        up, mem, statistics = ([z.reshape(n, -1) for z in group] for group in rows)
+        return Answer(up, mem, statistics[0], losses, faults, time.perf_counter() - start)
