@@ -7,6 +7,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedkeel import config as runs
 from fedkeel.config import RunConfig
@@ -30,7 +31,8 @@ def run_all(
     with contextlib.ExitStack() as stack:
         stack.callback(disconnect)
         gpus = ray.cluster_resources().get("GPU", 0) > 0
-        pending = {}
+        pending: dict[Any, tuple[int, Path]] = {}
+        stack.callback(lambda: [ray.cancel(one, force=True) for one in pending])  # those that nobody waits for any more
         for number, (config, out) in enumerate(zip(configs, outs, strict=True)):
             mark = _mark(Path(out))
             stack.callback(mark.unlink, missing_ok=True)
@@ -58,7 +60,7 @@ def _mark(out: Path) -> Path:
     return mark
 
 
-def _run(values: dict, mark: Path, fresh: bool) -> dict[str, bytes]:
+def _run(values: dict[str, Any], mark: Path, fresh: bool) -> dict[str, bytes]:
     """One run on a node -> the files to be written on the driver's machine, if it cannot write there itself."""
     import torch
 
