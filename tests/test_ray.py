@@ -238,8 +238,9 @@ ALONE = """
 import os, sys, torch, ray, fedkeel as fk
 from torch import nn
 fed = fk.load("digits").split("iid", clients=6)
-go = lambda engine, **kw: fk.train(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), fed, "scaffold", rounds=3,
-                                   cohort=4, loss=lambda o, t: nn.functional.cross_entropy(o, t), engine=engine, progress=False, **kw)
+def go(engine, **kw):
+    model, loss = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), lambda o, t: nn.functional.cross_entropy(o, t)
+    return fk.train(model, fed, "scaffold", rounds=3, cohort=4, loss=loss, engine=engine, progress=False, **kw)
 assert torch.equal(go("ray", ray_address=sys.argv[1], workers=2).params, go("sequential").params)
 assert not ray.is_initialized()
 """
