@@ -66,6 +66,7 @@ class RunConfig(BaseModel):
     device: str = described("device")
     workers: int | None = described("workers")
     timeout: float | None = described("timeout")
+    ray_address: str = described("ray_address")
     min_clients: int = described("min_clients")
 
     def __init__(self, **values: Any) -> None:
@@ -178,7 +179,9 @@ def _options_of(split: str) -> set[str]:
 def _settings(config: RunConfig) -> dict[str, Any]:
     """The keywords of `train` that a config holds as they are."""
     keys = ("rounds", "cohort", "local_steps", "weight_decay", "lr_decay", "clip", "weights", "seed", "engine", "device")
-    values = {key: getattr(config, key) for key in (*keys, "evaluate_every", "min_clients", "workers", "timeout")}
+    values = {
+        key: getattr(config, key) for key in (*keys, "evaluate_every", "min_clients", "workers", "timeout", "ray_address")
+    }
     batch_size = None if config.batch_size == "all" else config.batch_size
     return values | {"batch_size": batch_size, "local_epochs": 1 if config.local_epochs is None else config.local_epochs}
 

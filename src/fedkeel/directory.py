@@ -12,7 +12,7 @@ from fedkeel.config import RunConfig, read_toml
 CHECKPOINT = "checkpoint.safetensors"
 FILES = ("config.toml", "metrics.jsonl", CHECKPOINT, "clients.bin", "model.safetensors", "summary.json")
 # Keys that say how a run is carried out, not what it computes: they may differ when it is continued.
-HOW = ("data_dir", "engine", "workers", "timeout", "min_clients")
+HOW = ("data_dir", "engine", "workers", "timeout", "ray_address", "min_clients")
 
 
 def holds_run(path: Path) -> bool:

@@ -89,13 +89,20 @@ SETTINGS = {
         "auto",
         "Engine",
         "a name",
-        "Who runs the clients: auto (measures and chooses), sequential, vectorized, compiled or processes.",
+        "Who runs the clients: auto (measures and chooses), sequential, vectorized, compiled, processes or ray.",
         "processes",
     ),
     "device": Setting("auto", "Engine", "a name", "Where the model lives: auto, cpu or cuda.", "cpu"),
     "workers": Setting(None, "Engine", "a whole number >= 1", "Worker processes (default: one per core).", 4),
     "timeout": Setting(
         None, "Engine", "a number > 0", "Seconds until a client of a worker process is dropped (default: never).", 60
+    ),
+    "ray_address": Setting(
+        "local",
+        "Engine",
+        "a text",
+        "Engine ray: local starts Ray on this machine, auto joins the cluster that runs here, or host:port of one.",
+        "10.0.0.1:6379",
     ),
     "min_clients": Setting(1, "Engine", "a whole number >= 1", "A round with fewer good answers stops the run.", 5),
 }

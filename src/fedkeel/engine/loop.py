@@ -79,6 +79,7 @@ class Trainer:
         store: str,
         workers: int | None,
         timeout: float | None,
+        ray: dict[str, str],
         config: dict[str, Any],
     ) -> None:
         self.model, self.fed, self.settings, self.timeout, self.config = model, fed, settings, timeout, config
@@ -86,7 +87,7 @@ class Trainer:
         steps = settings.steps_of(fed.sizes)
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=float(steps.mean()), T=settings.rounds))
         self.work = Work(self.algo, fed, objective, settings.seed, settings.batch_size, settings.lr_decay)
-        self.workers = min(workers or auto.cores(), self.S)
+        self.workers, self.ray = workers, ray
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
         self.t = 0
@@ -258,7 +259,12 @@ class Trainer:
             self.engine, self.why = auto.choose(self.work, self.store, jobs, self.settings.rounds - self.t)
         if self.engine == "processes":
             down = down_record(self.algo, self.server)
-            return Processes(self.work, self.store, down, self.S, self.workers, self.timeout)
+            workers = min(self.workers or auto.cores(), self.S)
+            return Processes(self.work, self.store, down, self.S, workers, self.timeout)
+        if self.engine == "ray":
+            from fedkeel.engine.ray import Ray  # not everybody has it
+
+            return Ray(self.work, self.store, self.S, self.workers, self.timeout, **self.ray)
         if self.engine == "sequential":
             return Sequential(self.work, self.store)
         return Vectorized(self.work, self.store, compiled=self.engine == "compiled")

@@ -22,10 +22,9 @@ from typing import Any
 
 import torch
 
-from fedkeel.core.dry import dry_run
 from fedkeel.engine.memory import Layout, shared_block, tensor_in
 from fedkeel.engine.sequential import describe
-from fedkeel.engine.settings import refuse
+from fedkeel.engine.settings import check_workers
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Jobs, Uploads, Work
 
@@ -57,10 +56,7 @@ class Processes:
             raise ValueError("engine: 'processes' runs on the CPU only; use 'sequential' on another device")
         if "fork" not in multiprocessing.get_all_start_methods():
             raise ValueError("engine: 'processes' needs a system that can fork; use 'sequential' here")
-        if workers < 1:
-            raise refuse("workers", workers, "a whole number >= 1, or None for one per core")
-        if timeout is not None and not timeout > 0:
-            raise refuse("timeout", timeout, "> 0 seconds, or None")
+        check_workers(workers, timeout)
         self.work, self.store, self.timeout = work, store, timeout
         self.context = multiprocessing.get_context("fork")
         self._share(down, S)
@@ -70,16 +66,15 @@ class Processes:
 
     def _share(self, down: Any, S: int) -> None:
         """Shared memory for what is sent down, and for the uploads of both kinds of rounds."""
-        algo, model = self.work.algo, self.work.objective.model
-        b = len(model.read_buffers())
-        stages = ["client"] + ["warmup"] * algo.warms_up() + ["survey"] * algo.surveys()
-        layouts = [Layout(down)] + [Layout(dry_run(algo, stage, model.layers, model.dtype), S) for stage in stages]
+        b = len(self.work.objective.model.read_buffers())
+        uploads = self.work.uploads()
+        layouts = [Layout(down)] + [Layout(up, S) for up in uploads.values()]
         memory = shared_block(sum(layout.nbytes for layout in layouts) + 8 * (b + S * b + S))
         records, at = [], 0
         for layout in layouts:
             records.append(layout.view(memory, at))
             at += layout.nbytes
-        self.down, self.up = records[0], dict(zip(stages, records[1:], strict=True))
+        self.down, self.up = records[0], dict(zip(uploads, records[1:], strict=True))
         self.buffers = tensor_in(memory, at, (b,), torch.float64)
         self.new_buffers = tensor_in(memory, at + 8 * b, (S, b), torch.float64)
         self.losses = tensor_in(memory, at + 8 * (b + S * b), (S,), torch.float64)

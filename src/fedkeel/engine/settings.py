@@ -11,7 +11,7 @@ import numpy as np
 from fedkeel.core.algorithm import nearest
 from fedkeel.engine import seeding
 
-ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes")
+ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
 
 
 def refuse(name: str, value: object, allowed: str) -> ValueError:
@@ -91,6 +91,13 @@ class Settings:
 def check_engine(engine: str) -> None:
     if engine not in ENGINES:
         raise ValueError(f"engine: unknown name {engine!r}{nearest(engine, ENGINES)}")
+
+
+def check_workers(workers: int | None, timeout: float | None) -> None:
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise refuse("workers", workers, "a whole number >= 1, or None for one per core")
+    if timeout is not None and not timeout > 0:
+        raise refuse("timeout", timeout, "> 0 seconds, or None")
 
 
 def _number(value: object) -> bool:

@@ -73,6 +73,7 @@ def train(
     min_clients: int = 1,
     workers: int | None = None,
     timeout: float | None = None,
+    ray_address: str = "local",
     store: str = "auto",
     config: dict[str, Any] | None = None,
 ) -> Run:
@@ -84,10 +85,11 @@ def train(
     loss: loss(output, target) -> mean over the batch; cross-entropy by default.
     lr_decay: the local learning rate of round t is lr * lr_decay ** t.  clip: norm limit of a corrected direction.
     weights: "uniform", or "samples" to weigh clients by their number of samples.
-    engine: auto, sequential, vectorized, compiled or processes; see docs/engines.md.
+    engine: auto, sequential, vectorized, compiled, processes or ray; see docs/engines.md.
     out: a directory for config, metrics, checkpoint and model.  resume: go on from the checkpoint there, if any.
     progress: a bar on the screen, or a function that is called with every row of the history.
     min_clients: a round with fewer good answers stops the run.  timeout: seconds per client, for worker processes.
+    ray_address: for engine="ray": "local" starts Ray on this machine, "auto" joins the cluster that runs here, or host:port.
     store: where client memory lives: "auto" is in memory, or in `out` if there is one; "disk" is a temporary file.
 
     >>> fed = load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
@@ -112,6 +114,8 @@ def train(
     )
     settings.check_clients(len(fed))
     check_engine(engine)
+    if ray_address != "local" and engine != "ray":
+        raise ValueError(f"ray_address = {ray_address!r} is not allowed with engine = {engine!r}; it is for 'ray'")
     algo = make(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(algo, Algorithm):
         raise ValueError(f"algorithm: expected a name or fedkeel.algorithm(...), not {type(algo).__name__}")
@@ -126,9 +130,9 @@ def train(
     if config is None:
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
-    trainer = Trainer(
-        flat, fed, algo, settings, objective, engine, Path(out) if out else None, resume, store, workers, timeout, config
-    )
+    ray = {"address": ray_address, "device": device}
+    out = Path(out) if out else None
+    trainer = Trainer(flat, fed, algo, settings, objective, engine, out, resume, store, workers, timeout, ray, config)
     if callable(progress):
         return trainer.fit(progress)
     if not progress:

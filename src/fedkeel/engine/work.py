@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.dry import dry_run
 from fedkeel.core.steps import ManyClients, ManyOracle, Objective, OneClient, Workspace
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
@@ -70,6 +71,12 @@ class Work:
 
     def __post_init__(self) -> None:
         self.workspace = Workspace(self.objective.model)
+
+    def uploads(self) -> dict[str, Any]:
+        """What a client sends in each stage that the method has; only shapes and dtypes mean anything."""
+        algo, model = self.algo, self.objective.model
+        stages = ["client"] + ["warmup"] * algo.warms_up() + ["survey"] * algo.surveys()
+        return {stage: dry_run(algo, stage, model.layers, model.dtype) for stage in stages}
 
     def batch_numbers(self, t: int, client: int, K: int) -> tuple[np.ndarray, list[int]]:
         n = self.fed.size(client)
