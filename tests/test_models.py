@@ -62,7 +62,7 @@ def samples(name: str, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def federation(name: str) -> fk.Federation:
     fed = fk.Federation.from_arrays([samples(name, 4, seed) for seed in range(2)], test=samples(name, 4, 9))
-    fed.vocabulary = small(name)[1]  # type: ignore[attr-defined]
+    fed.vocabulary = small(name)[1]
     return fed
 
 
@@ -313,11 +313,11 @@ def test_the_smallest_images_are_taken_and_smaller_ones_refused(name: str) -> No
 
 def test_a_federation_tells_its_vocabulary_and_classes() -> None:
     fed = federation("lstm")
-    fed.classes = 5  # type: ignore[attr-defined]
+    fed.classes = 5
     make, _ = config.task(RunConfig(model="lstm"), fed)
     assert make()[0].embedding.num_embeddings == 11
     assert make()[1].out_features == 5
-    del fed.classes  # type: ignore[attr-defined]
+    fed.classes = None
     assert config.task(RunConfig(model="lstm"), fed)[0]()[1].out_features == int(fed.y.max()) + 1
 
 
