@@ -12,9 +12,8 @@ import os
 import statistics
 import sys
 
-from core import BATCH, COHORT, K, federation, net
-
 import fedkeel as fk
+from core import BATCH, COHORT, K, federation, net
 from fedkeel.engine.ray import connect
 
 ROUNDS, WORKERS, SKIP = 45, 2, 5  # in the first rounds things start
