@@ -17,10 +17,36 @@ from fedkeel.data.partition import PARTITIONS, partition
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "iid": [{}],
-    "dirichlet_per_class": [{"concentration": 1e-300}, {"concentration": 0.05}, {"concentration": 1e6}],
-    "dirichlet_per_client": [{"concentration": 1e-300}, {"concentration": 0.05}, {"concentration": 1e6}],
+    "quantity": [{"concentration": 1e-300}, {"concentration": 0.5}],
+    "dirichlet_per_class": [
+        {"concentration": 0.05, "sizes": "equal"},
+        {"concentration": 1e-300},
+        {"concentration": 0.05},
+        {"concentration": 1e6},
+    ],
+    "dirichlet_per_client": [
+        {"concentration": 0.05, "sizes": "unequal"},
+        {"concentration": 1e-300},
+        {"concentration": 0.05},
+        {"concentration": 1e6},
+    ],
+    "beta": [{"beta_a": 1e-3, "beta_b": 1e-3}, {"beta_a": 2.0, "beta_b": 5.0}],
     "shards": [{"per_client": 1}, {"per_client": 2}],
+    "by_key": [{}],
 }
+
+
+def deal(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> list[np.ndarray]:
+    """Beta is for two classes; the owners of by_key are as many as the clients, or half as many again."""
+    labels = np.asarray(labels)
+    if kind == "beta":
+        labels = labels % 2
+        labels[: min(2, len(labels))] = [0, 1][: len(labels)]
+    owners = min(len(labels), clients + clients // 2 * (seed % 2))
+    key = np.arange(len(labels)) % owners if kind == "by_key" else None
+    return partition(kind, labels, clients, seed, key, **options)
+
+
 CASES = [(kind, options) for kind in PARTITIONS for options in OPTIONS[kind]]
 every_partition = pytest.mark.parametrize(("kind", "options"), CASES, ids=str)
 
@@ -29,7 +55,7 @@ every_partition = pytest.mark.parametrize(("kind", "options"), CASES, ids=str)
 
 
 def fits(kind: str, options: dict[str, Any], samples: int, clients: int) -> bool:
-    return kind != "shards" or clients * options["per_client"] <= samples
+    return (kind != "shards" or clients * options["per_client"] <= samples) and (kind != "beta" or samples > 1)
 
 
 @every_partition
@@ -41,11 +67,11 @@ def test_every_sample_once_and_nobody_empty(
     clients = data.draw(st.integers(1, len(labels)))
     if not fits(kind, options, len(labels), clients):
         return
-    parts = partition(kind, np.array(labels), clients, seed, **options)
+    parts = deal(kind, labels, clients, seed, **options)
     assert len(parts) == clients
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
     assert min(map(len, parts)) >= 1
-    if kind in ("iid", "dirichlet_per_client"):
+    if kind == "iid" or options.get("sizes", {"dirichlet_per_client": "equal"}.get(kind)) == "equal":
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
     if kind == "shards":
         assert max(map(len, parts)) - min(map(len, parts)) <= options["per_client"]
@@ -58,7 +84,7 @@ def many_labels(n: int = 4000, classes: int = 10) -> np.ndarray:
 @every_partition
 def test_the_seed_decides(kind: str, options: dict[str, Any]) -> None:
     def split(seed: int) -> list[list[int]]:
-        return [part.tolist() for part in partition(kind, many_labels(), 50, seed, **options)]
+        return [part.tolist() for part in deal(kind, many_labels(), 50, seed, **options)]
 
     assert split(3) == split(3)
     assert split(3) != split(4)
@@ -75,7 +101,7 @@ FIRST = {
 def test_partitions_stay_what_they_were() -> None:
     """A split is part of an experiment's identity: the first client of each, as the first release dealt it."""
     labels = np.arange(40) % 4
-    first = {kind: partition(kind, labels, 5, 7, **OPTIONS[kind][-1])[0].tolist() for kind in PARTITIONS}
+    first = {kind: partition(kind, labels, 5, 7, **OPTIONS[kind][-1])[0].tolist() for kind in FIRST}
     assert first == FIRST
 
 
@@ -98,6 +124,52 @@ def test_per_class_sizes_differ_and_per_client_sizes_do_not() -> None:
     assert {len(part) for part in partition("dirichlet_per_client", labels, 40, 0, concentration=0.3)} == {100}
 
 
+def test_equal_sizes_keep_the_classes_of_the_draw() -> None:
+    """The clients of the per-class split are as one-sided with equal sizes as without."""
+    labels = many_labels(20_000)
+
+    def skew(sizes: str) -> float:
+        parts = partition("dirichlet_per_class", labels, 20, 0, concentration=0.05, sizes=sizes)
+        return float(np.mean([np.bincount(labels[part]).max() / len(part) for part in parts if len(part) > 20]))
+
+    assert skew("equal") > 0.5 * skew("unequal") > 0.3
+
+
+def test_beta_draws_the_share_of_the_second_class() -> None:
+    """Mean and spread of the shares are those of the Beta distribution where the classes are as frequent as it wants."""
+    labels = np.arange(700_000) % 7 < 2
+    parts = partition("beta", labels.astype(int), 700, 0, beta_a=2.0, beta_b=5.0)
+    share = np.array([labels[part].mean() for part in parts])
+    assert abs(share.mean() - 2 / 7) < 0.02
+    assert abs(share.std() - np.sqrt(2 * 5 / (7**2 * 8))) < 0.02
+
+
+def test_beta_leaves_no_client_with_the_rest() -> None:
+    """IMDB has as many of both classes: nobody is left with one class alone because the other was used up."""
+    labels = np.arange(50_000) % 2
+    share = np.array([labels[part].mean() for part in partition("beta", labels, 100, 0)])
+    assert share.max() < 0.97
+    assert abs(share.mean() - 0.5) < 0.05
+
+
+def test_quantity_skews_sizes_and_not_labels() -> None:
+    labels = many_labels(20_000)
+    parts = partition("quantity", labels, 20, 0, concentration=0.5)
+    assert max(map(len, parts)) > 10 * min(map(len, parts))
+    largest = max(parts, key=len)
+    assert np.abs(np.bincount(labels[largest]) / len(largest) - 0.1).max() < 0.03
+
+
+def test_owners_stay_together() -> None:
+    key = np.random.default_rng(1).integers(0, 30, 1000) * 7
+    for clients in (30, 8):
+        parts = partition("by_key", many_labels(1000), clients, 0, key)
+        owners = [set(key[part].tolist()) for part in parts]
+        assert sum(map(len, owners)) == len(set().union(*owners)) == 30
+        assert max(map(len, owners)) - min(map(len, owners)) <= 1
+    assert [key[part][0] for part in partition("by_key", many_labels(1000), 30, 0, key)] == [7 * i for i in range(30)]
+
+
 @pytest.mark.parametrize("per_client", [1, 2, 3])
 def test_shards_hold_few_labels(per_client: int) -> None:
     """A shard that lies across a border has two labels, and ten classes have nine borders."""
@@ -114,6 +186,12 @@ BAD = [
     ("dirichlet_per_client", {"concentration": float("inf")}, "concentration = inf "),
     ("dirichlet_per_client", {"concentration": "much"}, "concentration = 'much' "),
     ("dirichlet_per_class", {"concentration": True}, "concentration = True "),
+    ("quantity", {"concentration": -2}, "concentration = -2 "),
+    ("dirichlet_per_class", {"sizes": "same"}, "sizes = 'same' is not allowed; it must be 'equal' or 'unequal'"),
+    ("beta", {}, "'beta' is for two classes, these data have 4"),
+    ("beta", {"beta_a": 0}, "beta_a = 0 "),
+    ("by_key", {}, "'by_key' needs data whose samples have owners"),
+    ("by_key", {"key": np.arange(40) % 5}, "clients = 10 is not allowed; it must be from 1 to the number of owners, 5"),
     ("shards", {"per_client": 0}, "per_client = 0 "),
     ("shards", {"per_client": 5}, "per_client = 5 "),
     ("shards", {"per_client": 1.5}, "per_client = 1.5 "),
@@ -148,7 +226,7 @@ def test_numpy_numbers_are_numbers() -> None:
 def test_a_million_samples_for_ten_thousand_clients(kind: str, classes: int) -> None:
     labels = many_labels(1_000_000, classes)
     start = time.perf_counter()
-    parts = partition(kind, labels, 10_000, 0, **OPTIONS[kind][-1] | ({"concentration": 0.1} if "dir" in kind else {}))
+    parts = deal(kind, labels, 10_000, 0, **OPTIONS[kind][-1] | ({"concentration": 0.1} if "dir" in kind else {}))
     seconds = time.perf_counter() - start
     assert np.bincount(np.concatenate(parts), minlength=1_000_000).tolist() == [1] * 1_000_000
     assert seconds < 15, seconds

@@ -225,24 +225,36 @@ def algorithms(
 
 
 @datasets_app.callback()
-def _datasets(ctx: typer.Context) -> None:
+@task_options(("data_dir",))
+def _datasets(ctx: typer.Context, settings: dict[str, Any]) -> None:
     if ctx.invoked_subcommand is None:
         from fedkeel import show
 
-        show.dataset_table()
+        show.dataset_table(settings.get("data_dir"))
+    elif settings:
+        raise ValueError(
+            f"option --data-dir belongs after the command: fedkeel datasets {ctx.invoked_subcommand} --data-dir"
+        )
 
 
 @datasets_app.command("show")
-@task_options(("split", "clients", "concentration", "per_client", "split_seed"))
+@task_options(("data_dir", "split", "clients", "concentration", "sizes", "beta_a", "beta_b", "per_client", "split_seed"))
 def show_dataset(
     settings: dict[str, Any],
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set. [dim]E.g. digits[/dim]")],
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the picture of classes against clients: .svg, .html or .png. [dim]E.g. --plot split.svg[/dim]",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Split a data set among clients and show how unlike they are: sizes, label entropy, distance from the whole."""
+    """Split a data set among clients and show how unlike they are: sizes, label entropy, who has which classes."""
     from fedkeel import config as runs
     from fedkeel import show
 
-    show.split_table(runs.federation(runs.with_split_defaults(merged({"data": name}, settings))))
+    show.split_table(runs.federation(runs.with_split_defaults(merged({"data": name}, settings))), plot)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from fedkeel.data.federation import Federation
     from fedkeel.engine.run import Run
 
-SPLIT_OPTIONS = {"concentration": 0.1, "per_client": 2}  # for the splits that take them
+# For the splits that take them; None: the split's own.
+SPLIT_OPTIONS = {"concentration": 0.1, "sizes": None, "beta_a": 2.0, "beta_b": 5.0, "per_client": 2}
 # A new value of the key makes older values of these meaningless.
 REPLACES = {
     "algorithm": ("hyperparameters",),
@@ -46,6 +47,9 @@ class RunConfig(BaseModel):
     split: str = described("split")
     clients: int = described("clients")
     concentration: float | None = described("concentration")
+    sizes: str | None = described("sizes")
+    beta_a: float | None = described("beta_a")
+    beta_b: float | None = described("beta_b")
     per_client: int | None = described("per_client")
     split_seed: int = described("split_seed")
     model: str = described("model")

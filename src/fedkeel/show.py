@@ -188,53 +188,64 @@ def dataset_table(data_dir: str | None = None) -> None:
     """All data sets and whether they can be had here, without loading any."""
     from fedkeel.data.sources import CATALOGUE, data_folder, digits, locate
 
-    folder = data_folder(data_dir)
-    shown = table("name", "what it is", "size", "where")
+    folder, screen = data_folder(data_dir), console()
+    wide = screen.width >= WIDE
+    shown = table("name", "what it is", *(["size", "where"] if wide else ["here"]))
     shown.columns[0].no_wrap = True
-    shown.add_row("digits", (digits.__doc__ or "").split(";")[0], "1,437 + 360 images of 8 x 8, 10 classes", "scikit-learn")
+    about, size = (digits.__doc__ or "").split("; ")
+    rows = [("digits", about, size.rstrip("."), "yes", "scikit-learn")]
     for name, source in CATALOGUE.items():
         found = locate(name, folder)
+        here, where = "no", f"no; wants {source.wanted}" + (f", or the hub ({source.hub.name})" if source.hub else "")
         if found:
             form, paths = found
-            place = next(path for path in paths if path)
-            where = f"{place.parent}{f' ({form.note})' if form.note else ''}"
-        else:
-            where = f"no; wants {source.wanted}" + (f", or the hub ({source.hub.name})" if source.hub else "")
-        shown.add_row(name, source.about, source.size, where)
-    screen = console()
+            where = str(next(path.parent for path in paths if path)) + (f" ({form.note})" if form.note else "")
+            here = "a part" if form.note else "yes"
+        rows.append((name, source.about, source.size, here, where))
+    for name, about, size, here, where in rows:
+        shown.add_row(name, about, *([size, where] if wide else [here]))
     screen.print(shown)
     told = f"the data directory {folder}" if folder else "no data directory: give --data-dir or set FEDKEEL_DATA"
     screen.print(f"Looked in {told}." if folder else f"There is {told}.")
     screen.print("`fedkeel datasets show NAME` splits one among clients and says how unlike they are.")
 
 
-def split_table(fed: Federation) -> None:
-    """How much the clients of a split differ: the spread over clients of four numbers per client."""
+def split_table(fed: Federation, plot: Path | None = None) -> None:
+    """How much the clients of a split differ: the spread over clients of four numbers per client, and who has which class.
+
+    plot: a file for the picture of the latter.
+    """
     import numpy as np
 
-    screen, classes = console(), int(fed.y.max()) + 1
-    shape = " x ".join(map(str, fed.x.shape[1:]))
+    from fedkeel.data.bubbles import bubbles_text, label_counts, write_bubbles
+    from fedkeel.data.text import Texts
+
+    screen, classes = console(), fed.classes or int(fed.y.max()) + 1
+    counts = label_counts(fed, classes)
+    if plot is not None:
+        write_bubbles(counts, plot, ", ".join(f"{key} {value}" for key, value in fed.origin.items()))
+    shape = "text" if isinstance(fed.x, Texts) else f"shape {' x '.join(map(str, fed.shape))}"
     tested = f" and {len(fed.test[1]):,} test" if fed.test else ""
-    screen.print(f"{fed.origin['data']}: {len(fed.y):,} training{tested} samples of shape {shape}, {classes} classes")
+    screen.print(f"{fed.origin['data']}: {len(fed.y):,} training{tested} samples of {shape}, {classes} classes")
     screen.print(", ".join(f"{key} {value}" for key, value in fed.origin.items() if key != "data"))
     shown = table("per client", ">least", ">25 %", ">median", ">75 %", ">most")
-    for name, values in client_statistics(fed, classes).items():
+    for name, values in client_statistics(fed, counts).items():
         digits = ".0f" if values.dtype.kind == "i" else ".3f"
         shown.add_row(name, *(f"{z:{digits}}" for z in np.quantile(values, (0, 0.25, 0.5, 0.75, 1))))
     screen.print(shown)
     screen.print(
         f"label entropy: in bits; {np.log2(classes):.3f} if all classes are equally frequent, 0 for one class. "
-        "total variation: distance of a client's label frequencies from those of all data, 0 (alike) to 1."
+        "total variation: distance of a client's label frequencies from those of all data, 0 (alike) to 1.\n"
     )
+    screen.print(bubbles_text(counts, screen.width), no_wrap=True, crop=False)
+    if plot is not None:
+        screen.print(f"files: {plot}", soft_wrap=True)
 
 
-def client_statistics(fed: Federation, classes: int) -> dict[str, np.ndarray]:
-    """Samples, classes, label entropy and total-variation distance of every client, [N] each."""
+def client_statistics(fed: Federation, counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Samples, classes, label entropy and total-variation distance of every client, [N] each; counts: [N, C]."""
     import numpy as np
 
-    owner = np.repeat(np.arange(len(fed)), fed.sizes)
-    labels = fed.y.numpy() if fed.order is None else fed.y.numpy()[fed.order]
-    counts = np.bincount(owner * classes + labels, minlength=len(fed) * classes).reshape(len(fed), classes)
     p = counts / counts.sum(1, keepdims=True)
     entropy = -np.sum(p * np.log2(np.where(p > 0, p, 1)), axis=1)
     distance = np.abs(p - counts.sum(0) / counts.sum()).sum(1) / 2

@@ -148,11 +148,11 @@ class Dataset:
             self.classes = int(self.y.max()) + 1
 
     def split(self, kind: str = "iid", *, clients: int, seed: int = 0, **options: Any) -> Federation:
-        """Deals the samples out to clients: `iid`, `dirichlet_per_class`, `dirichlet_per_client` or `shards`.
+        """Deals the samples out to clients: iid, quantity, dirichlet_per_class, dirichlet_per_client, beta, shards, by_key.
 
         >>> load("digits").split("dirichlet_per_class", clients=100, concentration=0.1, seed=0)
         """
-        parts = partition(kind, self.y.numpy(), clients, seed, **options)
+        parts = partition(kind, self.y.numpy(), clients, seed, self.key, **options)
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         origin = {"data": self.name, "split": kind, "clients": clients, "split_seed": seed, **options}
         rest = (self.prepare, self.augment, self.classes, self.vocabulary)

@@ -11,22 +11,27 @@ import numpy as np
 
 from fedkeel.core.algorithm import nearest
 
+SIZES = ("equal", "unequal")
 LARGEST = 1e100  # concentration; more is no more even, and the sum of the draws would overflow
 
 
-def partition(kind: str, labels: np.ndarray, clients: int, seed: int, **options: float) -> list[np.ndarray]:
-    """Sample numbers per client; every client gets at least one."""
+def partition(
+    kind: str, labels: np.ndarray, clients: int, seed: int, key: np.ndarray | None = None, **options: float | str
+) -> list[np.ndarray]:
+    """Sample numbers per client; every client gets at least one.  key: the natural owner of every sample, for `by_key`."""
     if kind not in PARTITIONS:
         raise ValueError(f"split: unknown name {kind!r}{nearest(kind, PARTITIONS)}")
     if not _whole(clients) or not 1 <= clients <= len(labels):
         raise ValueError(f"clients = {clients!r} is not allowed; it must be from 1 to the number of samples, {len(labels)}")
     if not _whole(seed) or seed < 0:
         raise ValueError(f"seed = {seed!r} is not allowed; it must be a whole number >= 0")
-    known = set(inspect.signature(PARTITIONS[kind]).parameters) - {"rng", "labels", "clients"}
+    known = set(inspect.signature(PARTITIONS[kind]).parameters) - {"rng", "labels", "clients", "key"}
     for option in options:
         if option not in known:
             raise ValueError(f"split {kind!r}: unknown option {option!r}{nearest(option, known) if known else ''}")
     rng = np.random.default_rng((int(seed), 0x5917))
+    if kind == "by_key":
+        return by_key(rng, np.asarray(labels), int(clients), key)
     return _nobody_empty(PARTITIONS[kind](rng, np.asarray(labels), int(clients), **options))
 
 
@@ -35,44 +40,84 @@ def iid(rng: np.random.Generator, labels: np.ndarray, clients: int) -> list[np.n
     return np.array_split(rng.permutation(len(labels)), clients)
 
 
-def dirichlet_per_class(
-    rng: np.random.Generator, labels: np.ndarray, clients: int, concentration: float = 0.5
-) -> list[np.ndarray]:
-    """Every class is dealt out by its own Dirichlet draw over the clients (GradMA): sizes are unequal."""
+def quantity(rng: np.random.Generator, labels: np.ndarray, clients: int, concentration: float = 0.5) -> list[np.ndarray]:
+    """A shuffled data set cut at random: labels are alike on average, sizes are in proportion to a Dirichlet draw."""
     _positive("concentration", concentration)
+    sizes = _rounded(_dirichlet(rng, concentration, clients), len(labels))
+    return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])
+
+
+def dirichlet_per_class(
+    rng: np.random.Generator, labels: np.ndarray, clients: int, concentration: float = 0.5, sizes: str = "unequal"
+) -> list[np.ndarray]:
+    """Every class is dealt out by its own Dirichlet draw over the clients (GradMA).
+
+    sizes: "unequal", as the draws have it, or "equal": then they only say how likely a class is at a client.
+    """
+    _positive("concentration", concentration)
+    _one_of("sizes", sizes, SIZES)
+    piles = _piles(rng, labels) if sizes == "equal" else _by_label(labels)
+    if sizes == "equal":
+        shares = np.stack([len(pile) * _dirichlet(rng, concentration, clients) for pile in piles], axis=1)  # [N, C]
+        return _dealt(rng, piles, shares, _equal(len(labels), clients))
     owner = np.empty(len(labels), dtype=np.int64)
-    for label in np.unique(labels):
-        mine = rng.permutation(np.flatnonzero(labels == label))
+    for pile in piles:
+        mine = rng.permutation(pile)
         bounds = np.round(np.cumsum(_dirichlet(rng, concentration, clients)) * len(mine)).astype(np.int64)
         owner[mine] = np.searchsorted(bounds, np.arange(len(mine)), side="right").clip(max=clients - 1)
     return _grouped(owner, clients)
 
 
 def dirichlet_per_client(
-    rng: np.random.Generator, labels: np.ndarray, clients: int, concentration: float = 0.5
+    rng: np.random.Generator, labels: np.ndarray, clients: int, concentration: float = 0.5, sizes: str = "equal"
 ) -> list[np.ndarray]:
-    """Every client has its own Dirichlet prior over the classes (FedLADA): sizes are equal.
+    """Every client has its own Dirichlet prior over the classes (FedLADA).
 
-    Clients draw their samples in turn, without replacement; a class that is used up is left out of the draw.
+    sizes: "equal", or "unequal": then all ways to cut the samples among the clients are equally likely.
     """
     _positive("concentration", concentration)
-    names, coded = np.unique(labels, return_inverse=True)
-    piles = [rng.permutation(np.flatnonzero(coded == label)) for label in range(len(names))]
-    used, left = np.zeros(len(names), dtype=np.int64), np.array([len(pile) for pile in piles])
-    priors = np.stack([_dirichlet(rng, concentration, len(names)) for _ in range(clients)])
-    sizes = [len(part) for part in np.array_split(np.arange(len(labels)), clients)]
-    parts = []
-    for prior, size in zip(priors, sizes, strict=True):
-        mine: list[np.ndarray] = []
-        while size > 0:
-            chances = prior * (left > 0)
-            # A prior whose classes are all used up falls back on what is left.
-            chances = chances / chances.sum() if chances.sum() > 0 else left / left.sum()
-            counts = np.minimum(rng.multinomial(size, chances), left)
-            mine += [piles[label][used[label] : used[label] + counts[label]] for label in np.flatnonzero(counts)]
-            used, left, size = used + counts, left - counts, size - counts.sum()
-        parts.append(np.concatenate(mine))
-    return parts
+    _one_of("sizes", sizes, SIZES)
+    piles = _piles(rng, labels)
+    priors = np.stack([_dirichlet(rng, concentration, len(piles)) for _ in range(clients)])
+    if sizes == "equal":
+        return _dealt(rng, piles, priors, _equal(len(labels), clients))
+    return _dealt(rng, piles, priors, _rounded(_dirichlet(rng, 1.0, clients), len(labels)))
+
+
+def beta(
+    rng: np.random.Generator, labels: np.ndarray, clients: int, beta_a: float = 2.0, beta_b: float = 5.0
+) -> list[np.ndarray]:
+    """Two classes: a client's part of the second is in proportion to a Beta(a, b) draw, of the first to 1 minus it.
+
+    So the draw is the share of the second class at a client where the whole data set has it as often as the Beta mean, and
+    all samples are used where it has not (PAdaMFed splits IMDB by Beta(2, 5) and does not say how).
+    """
+    _positive("beta_a", beta_a)
+    _positive("beta_b", beta_b)
+    piles = _piles(rng, labels)
+    if len(piles) != 2:
+        raise ValueError(f"split: 'beta' is for two classes, these data have {len(piles)}")
+    draw = rng.beta(beta_a, beta_b, clients)
+    owner = np.empty(len(labels), dtype=np.int64)
+    for pile, shares in zip(piles, (1 - draw, draw), strict=True):
+        owner[pile] = np.repeat(np.arange(clients), _rounded(shares, len(pile)))
+    return _grouped(owner, clients)
+
+
+def by_key(rng: np.random.Generator, labels: np.ndarray, clients: int, key: np.ndarray | None) -> list[np.ndarray]:
+    """Who wrote, spoke or posted a sample owns it. With fewer clients than owners, a client is several of them."""
+    if key is None:
+        raise ValueError("split: 'by_key' needs data whose samples have owners; these have none")
+    if len(key) != len(labels):
+        raise ValueError(f"key: {len(key)} owners but {len(labels)} samples")
+    names, owner = np.unique(key, return_inverse=True)
+    if clients > len(names):
+        raise ValueError(f"clients = {clients} is not allowed; it must be from 1 to the number of owners, {len(names)}")
+    if clients == len(names):  # client i is owner i
+        return _grouped(owner, clients)
+    client = np.empty(len(names), dtype=np.int64)
+    client[rng.permutation(len(names))] = np.arange(len(names)) % clients
+    return _grouped(client[owner], clients)
 
 
 def shards(rng: np.random.Generator, labels: np.ndarray, clients: int, per_client: int = 2) -> list[np.ndarray]:
@@ -89,10 +134,56 @@ def shards(rng: np.random.Generator, labels: np.ndarray, clients: int, per_clien
 
 PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "iid": iid,
+    "quantity": quantity,
     "dirichlet_per_class": dirichlet_per_class,
     "dirichlet_per_client": dirichlet_per_client,
+    "beta": beta,
     "shards": shards,
+    "by_key": by_key,
 }
+
+
+def _by_label(labels: np.ndarray) -> list[np.ndarray]:
+    """The samples of every label that occurs, each in increasing order."""
+    counts = np.unique(labels, return_counts=True)[1]
+    return np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def _piles(rng: np.random.Generator, labels: np.ndarray) -> list[np.ndarray]:
+    """The samples of every label, shuffled."""
+    return [rng.permutation(pile) for pile in _by_label(labels)]
+
+
+def _dealt(rng: np.random.Generator, piles: list[np.ndarray], chances: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    """Clients draw their samples in turn, without replacement; a pile that is used up is left out of the draw.
+
+    chances: [N, C], how likely each client draws from each pile.  sizes: [N].
+    """
+    used, left = np.zeros(len(piles), dtype=np.int64), np.array([len(pile) for pile in piles])
+    parts = []
+    for prior, size in zip(chances, sizes, strict=True):
+        mine: list[np.ndarray] = [piles[0][:0]]
+        while size > 0:
+            p = prior * (left > 0)
+            # A prior whose classes are all used up falls back on what is left.
+            p = p / p.sum() if p.sum() > 0 else left / left.sum()
+            counts = np.minimum(rng.multinomial(size, p), left)
+            mine += [piles[label][used[label] : used[label] + counts[label]] for label in np.flatnonzero(counts)]
+            used, left, size = used + counts, left - counts, size - counts.sum()
+        parts.append(np.concatenate(mine))
+    return parts
+
+
+def _equal(samples: int, clients: int) -> np.ndarray:
+    """Sizes that differ by one at most, the larger first."""
+    return samples // clients + (np.arange(clients) < samples % clients)
+
+
+def _rounded(shares: np.ndarray, samples: int) -> np.ndarray:
+    """Whole numbers in these proportions that sum to the number of samples."""
+    if not np.sum(shares) > 0:
+        return _equal(samples, len(shares))
+    return np.diff(np.round(np.cumsum(shares) / np.sum(shares) * samples).astype(np.int64), prepend=0)
 
 
 def _dirichlet(rng: np.random.Generator, concentration: float, size: int) -> np.ndarray:
@@ -121,6 +212,11 @@ def _nobody_empty(parts: list[np.ndarray]) -> list[np.ndarray]:
 def _positive(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= LARGEST:
         raise ValueError(f"{name} = {value!r} is not allowed; it must be > 0 and at most {LARGEST:g}")
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} = {value!r} is not allowed; it must be {' or '.join(map(repr, allowed))}")
 
 
 def _whole(value: object) -> bool:

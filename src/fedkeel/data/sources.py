@@ -25,7 +25,7 @@ log = logging.getLogger("fedkeel")
 
 @functools.cache
 def digits() -> Dataset:
-    """1,797 handwritten digits of 8 x 8 pixels in 10 classes; part of scikit-learn (UCI, Alpaydin and Kaynak)."""
+    """Handwritten digits, part of scikit-learn (UCI, Alpaydin and Kaynak); 1,437 + 360 images of 8 x 8, 10 classes."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
