@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import overload
 
 import numpy as np
 
@@ -13,6 +14,10 @@ class Texts(Sequence[str]):
     """A read-only sequence of strings in two arrays, which may be memory-mapped: opening a million texts costs nothing."""
 
     def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
+        if data.dtype != np.uint8 or offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 1:
+            raise ValueError(f"texts: expected uint8 bytes and int64 offsets, not {data.dtype} and {offsets.dtype}")
+        if offsets[0] != 0 or offsets[-1] != len(data):
+            raise ValueError(f"texts: the offsets end at {offsets[-1]}, the bytes at {len(data)}; a file is cut short")
         self.data = data  # [bytes] uint8, all texts in utf-8, one after the other
         self.offsets = offsets  # [n + 1] int64, text i is data[offsets[i] : offsets[i + 1]]
 
@@ -25,7 +30,11 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, i):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+    def __getitem__(self, i: int | slice) -> str | list[str]:
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
         if not -len(self) <= i < len(self):
