@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -127,7 +128,7 @@ class Words:
         made.pre_tokenizer = pre_tokenizers.Whitespace()
         special = ["[PAD]", "[UNK]", "[SEP]"]
         trainer = trainers.WordLevelTrainer(vocab_size=WORDS, special_tokens=special, show_progress=False)
-        made.train_from_iterable((text.replace(PAIR, " ") for text in self.texts), trainer)
+        made.train_from_iterator((text.replace(PAIR, " ") for text in self.texts), trainer)
         made.post_processor = processors.TemplateProcessing(
             single="$A", pair="$A [SEP] $B", special_tokens=[("[SEP]", special.index("[SEP]"))]
         )
@@ -153,7 +154,7 @@ def cache_folder() -> Path:
 
 
 def kept(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """The array of that name, memory-mapped; made if it is not there, and kept only in memory where nothing can be written."""
+    """The array of that name, memory-mapped; made if it is not there, and only in memory where nothing can be written."""
     path = cache_folder() / name
     if not path.exists():
         made = make()
@@ -163,6 +164,7 @@ def kept(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
             np.save(part, made)
             os.replace(part, path)
         except OSError:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink()
             return made
     return np.load(path, mmap_mode="c")  # copy-on-write, for torch warns of arrays that are read-only

@@ -137,12 +137,18 @@ class PretrainedTokenizer:
 
     def encode(self, texts: list[str], length: int) -> list[list[int]]:
         if self.tokenizer.sep_token is None:  # a model that knows no pairs reads two lines
-            texts, seconds = [text.replace(PAIR, "\n") for text in texts], None
-        else:
-            paired = any(PAIR in text for text in texts)
-            seconds = [text.partition(PAIR)[2] for text in texts] if paired else None
-            texts = [text.partition(PAIR)[0] for text in texts]
-        told = self.tokenizer(texts, seconds, truncation=True, max_length=length, verbose=False)
+            return self._encode(length, [text.replace(PAIR, "\n") for text in texts])
+        pairs = [text.partition(PAIR)[::2] for text in texts if PAIR in text]
+        alone = [text for text in texts if PAIR not in text]
+        rows = {True: self._encode(length, *map(list, zip(*pairs, strict=True))), False: self._encode(length, alone)}
+        places = {is_pair: iter(found) for is_pair, found in rows.items()}
+        return [next(places[PAIR in text]) for text in texts]
+
+    def _encode(self, length: int, *sentences: list[str]) -> list[list[int]]:
+        """The ids of the first sentences, or of pairs of first and second sentences."""
+        if not sentences or not sentences[0]:
+            return []
+        told = self.tokenizer(*sentences, truncation=True, max_length=length, verbose=False)
         if not self.segments:
             return [[1 + i for i in row] or [1] for row in told["input_ids"]]
         pairs = zip(told["input_ids"], told["token_type_ids"], strict=True)

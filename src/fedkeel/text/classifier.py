@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.text.backbone import Backbone, blocks_path, load_backbone, load_tokenizer, sharing
+from fedkeel.text.backbone import blocks_path, load_backbone, load_tokenizer, sharing
 from fedkeel.text.hidden import HiddenStates, remember
 
 CHUNK = 64  # texts of a forward pass without gradients, so that evaluation needs little memory
@@ -183,21 +183,17 @@ def adapt(model: Any, lora: Lora) -> None:
     from transformers.pytorch_utils import Conv1D
 
     trained = [p for p in model.parameters() if p.requires_grad]
-    wanted = targets(model, lora.targets)
-    inside, skip = "", 0
+    inside = [f"{model.base_model_prefix}."]
     if lora.layers is not None:
-        inside, skip = f"{blocks_path(model)}.", _first(model, lora.layers)
-    names = []
-    for name, part in model.named_modules():
-        place = name.removeprefix(inside).partition(".")[0] if name.startswith(inside) else ""
-        if name.rpartition(".")[2] in wanted and isinstance(part, nn.Linear | Conv1D):
-            if not inside or (place.isdigit() and int(place) >= skip):
-                names.append(name)
+        path, depth = blocks_path(model), len(model.get_submodule(blocks_path(model)))
+        inside = [f"{path}.{block}." for block in range(_first(model, lora.layers), depth)]
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | Conv1D)]
+    linear = [name for name in linear if name.startswith(tuple(inside))]
+    wanted = targets(model, lora.targets)
+    names = [name for name in linear if name.rpartition(".")[2] in wanted]
     if not names:
-        linear = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear | Conv1D)}
-        raise ValueError(
-            f"lora_targets = {lora.targets!r} is not allowed; {type(model).__name__} has {', '.join(sorted(linear))}"
-        )
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+        raise ValueError(f"lora_targets = {lora.targets!r} is not allowed; {type(model).__name__} has {known}")
     transposed = isinstance(model.get_submodule(names[0]), Conv1D)
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=names, fan_in_fan_out=transposed)  # type: ignore[arg-type]
     inject_adapter_in_model(config, model)
