@@ -162,9 +162,9 @@ def test_adapters_and_head_travel_and_nothing_else_moves(folders: dict[str, str]
 
 
 def test_it_learns(folders: dict[str, str]) -> None:
-    run = train(folders["bert"], rounds=15, local_steps=5, hyperparameters={"lr": 0.05, "server_lr": 1.0})
-    assert run.history[-1]["test_loss"] < 0.5 * run.history[0]["test_loss"]
-    assert run.history[-1]["test_accuracy"] > 0.9
+    run = train(folders["gpt2"], rounds=6, lora_alpha=2, hyperparameters={"lr": 0.01, "server_lr": 1.0}, local_steps=5)
+    assert run.history[-1]["test_loss"] < 0.3 * run.history[0]["test_loss"]
+    assert run.history[-1]["test_accuracy"] == 1
 
 
 def test_the_head_depends_on_the_seed_alone(folders: dict[str, str]) -> None:

@@ -148,9 +148,8 @@ class Words:
 
 
 def cache_folder() -> Path:
-    """Where arrays that are dear to make are kept; FEDKEEL_CACHE, or the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("FEDKEEL_CACHE") or Path(home) / "fedkeel").expanduser()
+    """Where arrays that are dear to make are kept."""
+    return Path(os.environ.get("FEDKEEL_CACHE") or "~/.cache/fedkeel").expanduser()
 
 
 def kept(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
