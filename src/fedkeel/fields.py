@@ -54,9 +54,9 @@ SETTINGS = {
         "Method",
         "a name",
         "Model: logistic, mlp, mlp2, mlp3 (hidden layers); cnn, cnn3, cnn-lamb, lenet5, lenet, lenet-gelu, lenet-smu, "
-        "vgg11, resnet20, resnet18-gn, resnet18-bn, resnet18-gn-7x7 (images); lstm, char-lstm (token ids); hf:NAME_OR_FOLDER, "
-        "a pretrained language model for texts; or one of your own, package.module:factory, which is called as "
-        "factory(shape, classes) or factory().",
+        "vgg11, resnet20, resnet18-gn, resnet18-bn, resnet18-gn-7x7 (images); lstm, char-lstm (token ids); "
+        "hf:NAME_OR_FOLDER, a pretrained language model for texts; or one of your own, package.module:factory, "
+        "which is called as factory(shape, classes) or factory().",
         "resnet18-gn",
     ),
     "length": Setting(128, "Text", "a whole number >= 1", "Tokens of a text; what is longer is cut off.", 256),

@@ -1,0 +1,189 @@
+"""Clients and their data: one pair of arrays for all, and the rows that belong to each client."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.data.partition import partition
+
+Prepare = Callable[[Tensor], Tensor]  # samples [B, ...] as they are stored -> as the model takes them
+Augment = Callable[[Tensor, np.random.Generator], Tensor]  # stored samples [B, ...] -> the same, changed at random
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The samples of one client."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass
+class Federation:
+    """N clients. Client i owns the rows order[offsets[i]:offsets[i + 1]] of x and y (those numbers themselves without
+    an order), so a million clients cost two integers each and no copy of the data."""
+
+    x: Tensor  # [n, ...]
+    y: Tensor  # [n, ...]
+    offsets: np.ndarray  # [N + 1]
+    order: np.ndarray | None = None  # [n]
+    test: tuple[Tensor, Tensor] | None = None
+    origin: dict[str, Any] = field(default_factory=dict)  # how it was made, if it has a name
+    prepare: Prepare | None = None  # applied to every batch, in training and evaluation
+    augment: Augment | None = None  # applied before it, to the mini-batches of training only
+    classes: int | None = None
+    vocabulary: int | None = None  # how many tokens there are, of text
+
+    def __post_init__(self) -> None:
+        self.sizes = np.diff(self.offsets)  # [N] samples of every client; made once, for a round must not cost O(N)
+        empty = np.flatnonzero(self.sizes == 0)
+        if len(self) == 0:
+            raise ValueError("clients: there are none; give at least one (x, y) pair")
+        if len(empty):
+            raise ValueError(
+                f"clients: client {empty[0]} has no samples ({len(empty)} such clients); every client needs one"
+            )
+
+    @classmethod
+    def from_arrays(
+        cls, clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None = None, **origin: Any
+    ) -> Federation:
+        """A federation from one (x, y) pair of numpy arrays or tensors per client, and an optional test pair."""
+        if not isinstance(clients, Iterable):
+            raise ValueError(f"clients: expected a list of (x, y) pairs, not {type(clients).__name__}")
+        pairs = []
+        for i, pair in enumerate(clients):
+            pairs.append(_pair(pair, f"clients[{i}]"))
+            _same_shapes(pairs[-1], pairs[0], f"clients[{i}]")
+        sizes = [len(y) for _, y in pairs]
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        if not pairs or 0 in sizes:
+            return cls(torch.zeros(0), torch.zeros(0), offsets)  # whose checks name the empty client
+        if test is not None:
+            test = _pair(test, "test")
+            if len(test[1]) == 0:
+                raise ValueError("test: it has no samples; pass None for no test data")
+        x = torch.cat([x for x, _ in pairs])
+        y = torch.cat([y for _, y in pairs])
+        return cls(x, y, offsets, None, test, dict(origin))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample as the model takes it."""
+        one = self.x[:1]
+        return tuple((one if self.prepare is None else self.prepare(one)).shape[1:])
+
+    def __getitem__(self, client: int) -> ClientData:
+        if not 0 <= client < len(self):
+            raise IndexError(f"client {client} does not exist: there are {len(self)}")
+        return ClientData(*self.take(client, None))
+
+    def size(self, client: int) -> int:
+        return int(self.offsets[client + 1] - self.offsets[client])
+
+    def rows(self, client: int, numbers: np.ndarray) -> np.ndarray:
+        """Sample numbers of a client -> rows of x and y."""
+        places = self.offsets[client] + numbers
+        return places if self.order is None else self.order[places]
+
+    def take(self, client: int, numbers: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        """The given samples of a client, or all of them."""
+        if numbers is None:
+            if self.order is None:
+                part = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+                return self.x[part], self.y[part]
+            numbers = np.arange(self.size(client))
+        return self.take_rows(self.rows(client, numbers))
+
+    def take_rows(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(rows)
+        return self.x.index_select(0, index), self.y.index_select(0, index)
+
+    def fingerprint(self) -> str:
+        """A hash that changes with the data or the split: all labels, the split, and a sample of the inputs."""
+        digest = hashlib.blake2b(digest_size=16)
+        parts = [self.offsets, self.order]
+        for x, y in [(self.x, self.y)] + ([] if self.test is None else [self.test]):
+            parts += [x[:: max(1, len(x) // 4096)], y]
+        for part in parts:
+            if part is not None:
+                z = torch.as_tensor(part).cpu().contiguous()
+                digest.update(f"{z.dtype}{tuple(z.shape)}".encode())
+                digest.update(memoryview(z.reshape(-1).view(torch.uint8).numpy()))  # bytes: numpy has no bfloat16
+        for step in (self.prepare, self.augment):
+            if step is not None:
+                digest.update(_told(step).encode())
+        return digest.hexdigest()
+
+
+@dataclass
+class Dataset:
+    """Training and test samples that are not yet split among clients."""
+
+    name: str
+    x: Tensor  # [n, ...]; images may be memory-mapped uint8 [n, C, H, W]
+    y: Tensor  # [n]
+    test: tuple[Tensor, Tensor] | None = None
+    key: np.ndarray | None = None  # [n] the natural owner of every sample: a writer, a role, a user
+    prepare: Prepare | None = None
+    augment: Augment | None = None
+    classes: int | None = None
+    vocabulary: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes is None and not self.y.is_floating_point():
+            self.classes = int(self.y.max()) + 1
+
+    def split(self, kind: str = "iid", *, clients: int, seed: int = 0, **options: Any) -> Federation:
+        """Deals the samples out to clients: `iid`, `dirichlet_per_class`, `dirichlet_per_client` or `shards`.
+
+        >>> load("digits").split("dirichlet_per_class", clients=100, concentration=0.1, seed=0)
+        """
+        parts = partition(kind, self.y.numpy(), clients, seed, **options)
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        origin = {"data": self.name, "split": kind, "clients": clients, "split_seed": seed, **options}
+        rest = (self.prepare, self.augment, self.classes, self.vocabulary)
+        return Federation(self.x, self.y, offsets, np.concatenate(parts), self.test, origin, *rest)
+
+
+def _told(step: Any) -> str:
+    """A function in words that are the same in every process: its name, or a dataclass with its values."""
+    return repr(step) if is_dataclass(step) else f"{step.__module__}.{step.__qualname__}"
+
+
+def _pair(pair: Any, where: str) -> tuple[Tensor, Tensor]:
+    try:
+        x, y = (_tensor(z) for z in pair)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where}: expected a pair (x, y) of arrays: {error}") from error
+    if not x.dim() or not y.dim():
+        raise ValueError(f"{where}: expected a pair (x, y) of arrays, not of single numbers")
+    if len(x) != len(y):
+        raise ValueError(f"{where}: {len(x)} inputs but {len(y)} targets")
+    return x, y
+
+
+def _tensor(z: Any) -> Tensor:
+    """z as a tensor, without copying where torch can share the memory (not of read-only or reversed arrays)."""
+    if isinstance(z, np.ndarray) and (not z.flags.writeable or min(z.strides, default=0) < 0):
+        z = z.copy()
+    return torch.as_tensor(z).detach()
+
+
+def _same_shapes(pair: tuple[Tensor, Tensor], first: tuple[Tensor, Tensor], where: str) -> None:
+    for what, z, of_first in zip(("samples", "targets"), pair, first, strict=True):
+        if z.shape[1:] != of_first.shape[1:]:
+            raise ValueError(f"{where}: {what} have shape {list(z.shape[1:])}, those of client 0 {list(of_first.shape[1:])}")

@@ -8,10 +8,11 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
+
+from fedkeel.data.cache import folder
 
 PAIR = "\x1e"  # the record separator, which no sentence contains
 WORDS = 10_000  # size of the vocabulary that is made from a data set's own texts
@@ -147,14 +148,9 @@ class Words:
 # What was made once ---------------------------------------------------------------------------------------------------
 
 
-def cache_folder() -> Path:
-    """Where arrays that are dear to make are kept."""
-    return Path(os.environ.get("FEDKEEL_CACHE") or "~/.cache/fedkeel").expanduser()
-
-
 def kept(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
     """The array of that name, memory-mapped; made if it is not there, and only in memory where nothing can be written."""
-    path = cache_folder() / name
+    path = folder() / name
     if not path.exists():
         made = make()
         part = path.with_name(f"{os.getpid()}-{name}")

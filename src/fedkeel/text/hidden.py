@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.data.text import cache_folder
+from fedkeel.data import cache
 
 TOKENS = 8192  # of a forward pass
 
@@ -64,7 +64,7 @@ def remember(identity: str, texts: Sequence[Tensor], states: Callable[[Tensor], 
     identity: changes whenever the states of a text do.
     """
     unique, lengths, name = _unique(identity, texts)
-    folder = cache_folder() / f"hidden-{name}"
+    folder = cache.folder() / f"hidden-{name}"
     if (folder / "states.npy").exists():
         return HiddenStates(folder)
     try:
