@@ -20,7 +20,7 @@ from fedkeel.engine.train import make_flat
 from fedkeel.engine.work import Work
 from tests.tasks import copy_record, digits_fed, half_square, linear_clients, linear_model, minimiser, same_record, small_net
 
-NAMES = [name for name in fk.algorithms() if not name.startswith("fedit")]
+NAMES = fk.algorithms()
 
 every = pytest.mark.parametrize("name", NAMES)
 
@@ -222,6 +222,9 @@ def test_defaults_lower_the_loss(name: str, kind: str) -> None:
 FIXED_POINT: dict[str, dict[str, Any]] = {
     "fadamgt": {"lr": 0.1, "eps": 1.0},
     "fadamet": {"lr": 0.1, "eps": 1.0},
+    "fedit-adamgt": {"lr": 0.1, "eps": 1.0, "server_lr": 1.0},
+    "fedit-adamet": {"lr": 0.1, "eps": 1.0},
+    "fedit-adam": {"lr": 0.02},
     "scaffold-m": {"beta": 0.5},
     "scaffold-m-vr": {"beta": 0.5},
     "padamfed": {"lr": 1e-4, "gamma": 2e-4, "beta": 0.5},

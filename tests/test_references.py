@@ -42,6 +42,9 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "mime-lamb": [{"lr": 0.05, "lam": 0.1}],
     "fadamet": [{"lr": 0.05}, {"lr": 0.05, "tracking": 1}],
     "fadamgt": [{"lr": 0.05}, {"lr": 0.05, "tracking": 1, "server_lr": 0.8}],
+    "fedit-adam": [{"lr": 0.05, "server_lr": 0.9}],
+    "fedit-adamet": [{"lr": 0.05, "server_lr": 0.9}],
+    "fedit-adamgt": [{"lr": 0.05, "server_lr": 0.9}],
     "fednova": [{"momentum": 0.5}, {"mu": 0.3}, {"beta": 0.5}],
     "slowmo": [{"beta": 0.7, "alpha": 0.8}],
     "fedproxm": [{"mu": 0.5, "beta1": 0.7}],
@@ -75,8 +78,7 @@ IN_THE_TASK = {"tracking", "schedule"}
 def cases() -> list[Any]:
     """The defaults of every registered method, and its options. Methods that look into the model have tests of their own
     (test_features.py), as has the random number of steps of scaffnew (test_identities.py)."""
-    names = [name for name in fk.algorithms() if not name.startswith("fedit")]
-    names = [name for name in names if not lookup(name).facts.needs and not lookup(name).facts.private]
+    names = [name for name in fk.algorithms() if not lookup(name).facts.needs and not lookup(name).facts.private]
     plain: dict[str, Any] = {"scaffnew": {"schedule": "fixed"}}
     return [
         pytest.param(name, hp, id=f"{name}-{hp}") for name in names for hp in [plain.get(name, {}), *CASES.get(name, [])]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # For the splits that take them; None: the split's own.
 SPLIT_OPTIONS = {"concentration": 0.1, "sizes": None, "beta_a": 2.0, "beta_b": 5.0, "per_client": 2}
+PRETRAINED = "hf:"  # begins the name of a model that is loaded with its weights
+LORA_OPTIONS = {"lora_rank": 16, "lora_alpha": 16.0, "lora_targets": "auto", "lora_layers": None}  # for those models
 # A new value of the key makes older values of these meaningless.
 REPLACES = {
     "algorithm": ("hyperparameters",),
@@ -53,6 +55,11 @@ class RunConfig(BaseModel):
     per_client: int | None = described("per_client")
     split_seed: int = described("split_seed")
     model: str = described("model")
+    length: int = described("length")
+    lora_rank: int | None = described("lora_rank")
+    lora_alpha: float | None = described("lora_alpha")
+    lora_targets: str | None = described("lora_targets")
+    lora_layers: int | None = described("lora_layers")
     algorithm: str = described("algorithm")
     hyperparameters: dict[str, bool | int | float | str] = described("hyperparameters")
     rounds: int = described("rounds")
@@ -86,7 +93,14 @@ class RunConfig(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise ValueError(_one_line(error)) from None
-        for key in ("workers", "timeout"):  # the engine checks all other ranges
+        for key in (
+            "workers",
+            "timeout",
+            "length",
+            "lora_rank",
+            "lora_alpha",
+            "lora_layers",
+        ):  # the engine checks all other ranges
             if (value := getattr(self, key)) is not None and not 0 < value < float("inf"):
                 raise ValueError(_refused(key, value))
 
@@ -96,6 +110,8 @@ class RunConfig(BaseModel):
         gone = [old for key, z in changes.items() if z != getattr(self, key, None) for old in REPLACES.get(key, ())]
         if changes.get("split", self.split) != self.split:
             gone += set(SPLIT_OPTIONS) - _options_of(changes["split"])
+        if not changes.get("model", self.model).startswith(PRETRAINED):
+            gone += LORA_OPTIONS if self.model.startswith(PRETRAINED) else ()
         return RunConfig(**{key: value for key, value in values.items() if key not in gone} | changes)
 
 
@@ -162,13 +178,23 @@ def resolve(config: RunConfig) -> RunConfig:
         Plan(N=config.clients, S=cohort, K=config.local_steps or 1, T=config.rounds)
     )  # may refuse; done in earnest later
     plain = {key: value for key, value in dataclasses.asdict(algo).items() if value is not None}  # type: ignore[call-overload]
-    return with_split_defaults(config).changed(hyperparameters=plain)
+    return with_lora_defaults(with_split_defaults(config)).changed(hyperparameters=plain)
 
 
 def with_split_defaults(config: RunConfig) -> RunConfig:
     """The config with the options that its split takes."""
     missing = [key for key in _options_of(config.split) if getattr(config, key) is None]
     return config.changed(**{key: SPLIT_OPTIONS[key] for key in missing})
+
+
+def with_lora_defaults(config: RunConfig) -> RunConfig:
+    """The config with what a pretrained model is adapted by; refused for other models."""
+    given = {key: getattr(config, key) for key in LORA_OPTIONS if getattr(config, key) is not None}
+    if config.model.startswith(PRETRAINED):
+        return config.changed(**(LORA_OPTIONS | given))
+    for key, value in given.items():
+        raise ValueError(f"{key} = {value!r} is not allowed with model {config.model!r}; it is for models {PRETRAINED}NAME")
+    return config
 
 
 def _options_of(split: str) -> set[str]:
@@ -200,13 +226,42 @@ def federation(config: RunConfig) -> Federation:
 
 
 def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[], nn.Module], Federation]:
-    """What makes the model, and the data; wrong names and numbers of either are found here."""
+    """What makes the model, and the data as it reads them; wrong names and numbers of either are found here."""
+    fed = _readable(config, fed or federation(config))
+    make = _maker(config, fed)
+    make()
+    return make, fed
+
+
+def _readable(config: RunConfig, fed: Federation) -> Federation:
+    """The federation with token ids in the place of texts."""
+    from fedkeel.data.text import Texts, Words, tokenised
+
+    tokenizer: Any = None
+    if config.model.startswith(PRETRAINED):
+        from fedkeel.text.backbone import load_tokenizer, need_extra
+
+        need_extra()
+        tokenizer = load_tokenizer(config.model.removeprefix(PRETRAINED))
+    if isinstance(fed.x, Texts):
+        return tokenised(fed, tokenizer or Words(fed.x), config.length)
+    if tokenizer and fed.vocabulary != tokenizer.vocabulary:
+        raise ValueError(f"model: {config.model!r} reads texts, and data {config.data!r} are none")
+    return fed
+
+
+def _maker(config: RunConfig, fed: Federation) -> Callable[[], nn.Module]:
     from fedkeel.models import make_model
 
-    fed = fed or federation(config)
     shape, classes, vocabulary = fed.shape, fed.classes or int(fed.y.max()) + 1, fed.vocabulary
-    make_model(config.model, shape, classes, vocabulary)
-    return lambda: make_model(config.model, shape, classes, vocabulary), fed
+    if not config.model.startswith(PRETRAINED):
+        return lambda: make_model(config.model, shape, classes, vocabulary)
+    from fedkeel.text.classifier import Lora, classifier
+
+    config = with_lora_defaults(config)
+    lora = Lora(config.lora_rank, config.lora_alpha, config.lora_targets, config.lora_layers)  # type: ignore[arg-type]
+    texts = [fed.x] + ([] if fed.test is None else [fed.test[0]])
+    return classifier(config.model.removeprefix(PRETRAINED), classes, lora, texts)
 
 
 def run(

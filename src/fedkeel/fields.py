@@ -73,9 +73,27 @@ SETTINGS = {
         "Method",
         "a name",
         "Model: logistic, mlp, mlp2, mlp3 (hidden layers); cnn, cnn3, cnn-lamb, lenet5, lenet, lenet-gelu, lenet-smu, "
-        "vgg11, resnet20, resnet18-gn, resnet18-bn, resnet18-gn-7x7 (images); lstm, char-lstm (token ids); or one of your "
-        "own, package.module:factory, which is called as factory(shape, classes) or factory().",
+        "vgg11, resnet20, resnet18-gn, resnet18-bn, resnet18-gn-7x7 (images); lstm, char-lstm (token ids); "
+        "hf:NAME_OR_FOLDER, a pretrained language model for texts; or one of your own, package.module:factory, "
+        "which is called as factory(shape, classes) or factory().",
         "resnet18-gn",
+    ),
+    "length": Setting(128, "Text", "a whole number >= 1", "Tokens of a text; what is longer is cut off.", 256),
+    "lora_rank": Setting(None, "Text", "a whole number >= 1", "Models hf:NAME: rank of the adapters (default 16).", 8),
+    "lora_alpha": Setting(None, "Text", "a number > 0", "An adapter counts lora_alpha / lora_rank (default 16).", 32),
+    "lora_targets": Setting(
+        None,
+        "Text",
+        "names joined by commas, or auto",
+        "Modules that get an adapter (default auto: the usual ones of the architecture).",
+        "query,value",
+    ),
+    "lora_layers": Setting(
+        None,
+        "Text",
+        "a whole number >= 1",
+        "Adapters in the last so many blocks only (default: in all); what comes before is then computed once per text.",
+        2,
     ),
     "algorithm": Setting("fedavg", "Method", "a name", "Method; `fedkeel algorithms` lists them.", "fedlada"),
     "hyperparameters": Setting(

@@ -65,6 +65,8 @@ def cannot_vectorize(module: nn.Module) -> str | None:
     """Why a model cannot be run for many clients at once, or None."""
     if any(b.numel() for b in module.buffers()):
         return "it has buffers (normalisation statistics)"
+    if hasattr(module, "one_by_one"):  # the model itself says why
+        return str(module.one_by_one)
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             return "its dropout would draw other numbers than one client at a time"

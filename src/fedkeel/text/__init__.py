@@ -1,0 +1,1 @@
+"""Pretrained transformers with LoRA: `--model hf:NAME_OR_FOLDER`. Needs the extra `fedkeel[text]`."""
