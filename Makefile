@@ -3,19 +3,20 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+TESTED := $(VENV)/.ready-to-test
 
 .PHONY: demo test test-slow lint check bench clean
 
 demo: $(READY)  ## compare seven methods on digits; writes runs/demo/compare.html
 	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
 
-test: $(READY)  ## the fast tests
+test: $(TESTED)  ## the fast tests
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
-test-slow: $(READY)  ## the long ones: kills at random moments, large splits
+test-slow: $(TESTED)  ## the long ones: kills at random moments, large splits
 	$(BIN)/python -m pytest -m slow
 
-lint: $(READY)  ## format, lint, types
+lint: $(TESTED)  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -28,8 +29,12 @@ bench: $(READY)  ## ratios to bare PyTorch, and a million clients
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $(READY)
+
+$(TESTED): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,hub,ray,text]'
+	touch $(TESTED)
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
