@@ -16,6 +16,9 @@ _PUBLIC = {
     "Run": "fedkeel.engine.run:Run",
     "algorithm": "fedkeel.core.algorithm:make",
     "algorithms": "fedkeel.core.algorithm:algorithms",
+    "from_csv": "fedkeel.data.own:from_csv",
+    "from_folder": "fedkeel.data.own:from_folder",
+    "from_hub": "fedkeel.data.hub:from_hub",
     "load": "fedkeel.data.sources:load",
     "resume": "fedkeel.config:resume",
     "train": "fedkeel.engine.train:train",
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from fedkeel.core.algorithm import Algorithm, algorithms
     from fedkeel.core.algorithm import make as algorithm
     from fedkeel.data.federation import Dataset, Federation
+    from fedkeel.data.hub import from_hub
+    from fedkeel.data.own import from_csv, from_folder
     from fedkeel.data.sources import load
     from fedkeel.engine.loop import RoundError
     from fedkeel.engine.run import Run

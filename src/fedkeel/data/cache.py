@@ -20,6 +20,7 @@ import numpy as np
 from fedkeel.data.files import Arrays, stamps
 
 FORMAT = 1  # part of the hash: a new number makes all that was written before unknown
+UNUSABLE = (OSError, ValueError, EOFError)  # what a folder that is not there or damaged makes numpy raise
 log = logging.getLogger("fedkeel")
 _complained = False
 
@@ -36,7 +37,7 @@ def cached(name: str, reader: str, paths: Sequence[Path | None], read: Callable[
     facts = [FORMAT, reader, *(stamps(path) if path else None for path in paths)]
     key = hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
     place = folder() / f"{name}-{key}"
-    with contextlib.suppress(OSError, ValueError):  # not there yet, or damaged
+    with contextlib.suppress(*UNUSABLE):
         return _mapped(place)
     arrays = read()
     try:
@@ -70,7 +71,7 @@ def _publish(temporary: Path, place: Path) -> None:
     try:
         temporary.rename(place)
     except OSError:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(*UNUSABLE):
             _mapped(place)
             return
         stale = Path(tempfile.mkdtemp(prefix=".stale-", dir=place.parent))

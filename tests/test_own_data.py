@@ -1,0 +1,238 @@
+"""A user's own pictures, tables and hub data sets, and the picture of a split."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeel.data.bubbles import bubbles_svg, bubbles_text, label_counts, write_bubbles
+from fedkeel.data.hub import from_hub
+from fedkeel.data.own import from_csv, from_folder
+from fedkeel.data.sources import load
+from tests import formats
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDKEEL_DATA", raising=False)
+
+
+# Folders of pictures --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    made = {f"{part}/{kind}/{i}.png": formats.picture(8) for part in ("train", "val") for kind in "ba" for i in range(2)}
+    formats.put(tmp_path / "pets", {name: data for name, (data, _) in made.items()} | {"train/a/notes.txt": b"no picture"})
+    data = from_folder(tmp_path / "pets")
+    assert data.y.tolist() == [0, 0, 1, 1]
+    assert np.array_equal(data.x[0].numpy().transpose(1, 2, 0), made["train/a/0.png"][1])
+    assert data.test is not None
+    assert np.array_equal(data.test[0][3].numpy().transpose(1, 2, 0), made["val/b/1.png"][1])
+    assert data.prepare is not None
+    prepared = data.prepare(data.x)
+    assert prepared.mean((0, 2, 3)).abs().max() < 1e-3
+    assert (prepared.std((0, 2, 3)) - 1).abs().max() < 0.01
+    assert from_folder(tmp_path / "pets", size=4).x.shape == (4, 3, 4, 4)
+
+
+def test_a_folder_without_a_test_part_holds_a_fifth_out(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    formats.put(tmp_path / "pets", {f"{kind}/{i}.png": formats.picture(8)[0] for kind in "ab" for i in range(5)})
+    data = from_folder(tmp_path / "pets")
+    assert data.test is not None
+    assert (len(data.y), len(data.test[1])) == (8, 2)
+
+
+def test_pictures_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    formats.put(tmp_path / "pets", {"a/1.png": formats.picture(8)[0], "a/2.png": formats.picture(9)[0]})
+    with pytest.raises(ValueError, match=r"2\.png cannot be read.* it is 9 x 9, others 8 x 8"):
+        from_folder(tmp_path / "pets")
+    formats.put(tmp_path / "pets", {"a/2.png": formats.picture(8)[0][:100]})
+    with pytest.raises(ValueError, match=r"2\.png cannot be read"):
+        from_folder(tmp_path / "pets")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no folders of pictures"):
+        from_folder(tmp_path / "empty")
+    with pytest.raises(ValueError, match="there is no folder"):
+        from_folder(tmp_path / "nowhere")
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+ROWS = [f"{i},{'xyz'[i % 3]},{'sick' if i % 2 else 'fit'},h{i // 5}" for i in range(20)]
+
+
+def table(path: Path, rows: list[str], heading: str = "age,blood,state,hospital") -> Path:
+    path.write_text("\n".join([heading, *rows]) + "\n")
+    return path
+
+
+def test_a_table(tmp_path: Path) -> None:
+    data = from_csv(table(tmp_path / "patients.csv", ROWS), label="state", key="hospital")
+    assert data.test is not None
+    assert data.key is not None
+    assert data.x.shape == (16, 4)  # age, and three kinds of blood
+    assert (data.x[:, 0].mean().abs() < 1e-6, data.x[:, 1:].sum(1).tolist()) == (True, [1] * 16)
+    assert len(data.test[1]) == 4
+    age = sorted(set(data.x[:, 0].tolist()))
+    assert len(age) == 16
+    assert data.classes == 2
+    assert len(data.split("by_key", clients=len(set(data.key.tolist())))) == len(set(data.key.tolist()))
+
+
+def test_two_tables(tmp_path: Path) -> None:
+    one, two = table(tmp_path / "a.csv", ROWS[:15]), table(tmp_path / "b.csv", ROWS[15:])
+    data = from_csv(one, label="state", test=two)
+    assert data.test is not None
+    assert data.y.tolist() == [i % 2 for i in range(15)]  # fit, sick
+    assert data.test[1].tolist() == [i % 2 for i in range(15, 20)]
+
+
+def test_tables_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", ROWS)
+    with pytest.raises(ValueError, match=r"a\.csv has no column 'stat'.*state"):
+        from_csv(path, label="stat")
+    with pytest.raises(ValueError, match=r"b\.csv cannot be read.*row 2 has 2 columns, not 4"):
+        from_csv(table(tmp_path / "b.csv", ["1,2"]))
+    with pytest.raises(ValueError, match=r"c\.csv cannot be read.*its columns are"):
+        from_csv(path, test=table(tmp_path / "c.csv", ROWS, heading="a,b,c,d"))
+
+
+# The hub --------------------------------------------------------------------------------------------------------------
+
+
+def hub_folder(path: Path) -> Path:
+    """A data set that `datasets` reads from a folder."""
+    for part, n in (("train", 10), ("test", 4)):
+        formats.jsonl(
+            path / f"{part}.jsonl", [{"text": f"{part} {i}", "label": i % 2, "user": f"u{i // 2}"} for i in range(n)]
+        )
+    return path
+
+
+class Part:
+    """A split as `datasets` hands it out, as far as it is used."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows, self.column_names = rows, list(rows[0])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: int | str) -> Any:
+        return self.rows[key] if isinstance(key, int) else [row[key] for row in self.rows]
+
+
+@pytest.fixture(params=["stub", "datasets"])
+def hub(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a data set with texts, from a stand-in or from the package itself."""
+    if request.param == "datasets":
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+        datasets.disable_progress_bars()
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+        return str(hub_folder(tmp_path / "posts"))
+    rows = {
+        part: Part([{"text": f"{part} {i}", "label": i % 2, "user": f"u{i // 2}"} for i in range(n)])
+        for part, n in (("train", 10), ("test", 4))
+    }
+    stub = ModuleType("datasets")
+    stub.load_dataset = lambda name, config: rows  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", stub)
+    return "somebody/posts"
+
+
+@pytest.mark.filterwarnings("ignore")  # of pandas and others that `datasets` brings
+def test_texts_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = from_hub(hub, key="user")
+    assert list(data.x) == [f"train {i}" for i in range(10)]
+    assert data.y.tolist() == [0, 1] * 5
+    assert data.test is not None
+    assert list(data.test[0]) == [f"test {i}" for i in range(4)]
+    assert data.key is not None
+    assert data.key.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    held = from_hub(hub, test=None, x=["user", "text"])
+    assert held.test is not None
+    assert (len(held.x), len(held.test[0])) == (8, 2)
+    assert all(text.startswith("u") and "\x1etrain " in text for text in held.x)
+    with pytest.raises(ValueError, match=r"has no column 'lable'.*label"):
+        from_hub(hub, y="lable")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert list(from_hub(hub, key="user").x) == list(data.x)  # from the cache
+
+
+def test_pictures_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    pixels = formats.RNG.integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    part = Part([{"img": image.fromarray(z), "fine_label": i} for i, z in enumerate(pixels)])
+    stub = ModuleType("datasets")
+    stub.load_dataset = lambda name, config: {"train": part, "test": part}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", stub)
+    data = load("cifar100")
+    assert data.name == "cifar100"
+    assert np.array_equal(data.x.numpy().transpose(0, 2, 3, 1), pixels)
+    assert data.classes == 100
+
+
+def test_a_hub_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str, config: str | None) -> None:
+        raise ConnectionError("no network")
+
+    stub = ModuleType("datasets")
+    stub.load_dataset = fails  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", stub)
+    with pytest.raises(ValueError, match=r"put cifar-100-python\.tar\.gz.*the hub has not given .*no network"):
+        load("cifar100")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"pip install 'fedkeel\[hub\]'"):
+        from_hub("x/y")
+
+
+# The picture of a split -----------------------------------------------------------------------------------------------
+
+COUNTS = np.array([[4, 0, 1], [0, 16, 0]])
+
+
+def test_bubbles_have_areas_in_proportion() -> None:
+    root = ElementTree.fromstring(bubbles_svg(COUNTS, "a < b"))
+    circles = root.findall("{http://www.w3.org/2000/svg}circle")
+    radii = {circle[0].text: float(circle.attrib["r"]) for circle in circles}
+    assert set(radii) == {"client 0, class 0: 4", "client 0, class 2: 1", "client 1, class 1: 16"}
+    assert radii["client 1, class 1: 16"] == pytest.approx(2 * radii["client 0, class 0: 4"], abs=0.02)
+    assert radii["client 0, class 0: 4"] == pytest.approx(2 * radii["client 0, class 2: 1"], abs=0.02)
+
+
+def test_bubbles_in_files_and_characters(tmp_path: Path) -> None:
+    for name in ("a.svg", "b/c.html"):
+        write_bubbles(COUNTS, tmp_path / name, "split")
+        assert "<circle" in (tmp_path / name).read_text()
+    with pytest.raises(ValueError, match=r"plot = '.*d\.gif' is not allowed; it must end in \.svg, \.html or \.png"):
+        write_bubbles(COUNTS, tmp_path / "d.gif")
+    lines = bubbles_text(COUNTS, 80).splitlines()
+    assert [line[7:] for line in lines[:3]] == ["∙", " ⬤", "•"]
+    assert "drawn are 72 of 1,000 clients and 24 of 50 classes" in bubbles_text(np.ones((1000, 50), dtype=int), 80)
+
+
+def test_bubbles_as_png(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    write_bubbles(COUNTS, tmp_path / "a.png", "split")
+    with image.open(tmp_path / "a.png") as picture:
+        assert picture.size[0] >= 320
+        assert len(np.unique(np.asarray(picture.convert("RGB")))) > 2
+
+
+def test_label_counts() -> None:
+    fed = load("digits").split("dirichlet_per_class", clients=7, concentration=0.5)
+    expected = [np.bincount(fed[i].y.numpy(), minlength=10).tolist() for i in range(7)]
+    assert label_counts(fed, 10).tolist() == expected
+    assert torch.equal(torch.from_numpy(label_counts(fed, 10).sum(1)), torch.from_numpy(fed.sizes))
