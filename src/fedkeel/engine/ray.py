@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import time
 import warnings
 from collections import Counter, deque
@@ -50,6 +51,9 @@ def connect(address: str, cpus: int | None = None) -> Callable[[], None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or a cluster that we start would report to its makers
     options: dict[str, Any] = {"num_cpus": cpus or cores(), "include_dashboard": False} if address == "local" else {}
     try:
+        host, colon, port = address.rpartition(":")
+        if colon and "://" not in address:  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=5).close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what later releases of Ray will do otherwise
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
@@ -122,9 +126,10 @@ class Ray:
         down = ray.put((record_bytes(jobs.down), as_bytes(jobs.buffers)))
         now = Exchange(jobs, down, Uploads(up, buffers, losses, {}, {}), deque(self._calls(jobs)))
         while now.waiting or any(positions for worker in self.workers for _, positions in worker.calls):
-            for worker in self.workers:
-                while worker.node and now.waiting and len(worker.calls) < AHEAD:
-                    self._send(worker, now.waiting.popleft(), now)
+            for held in range(AHEAD):  # one for everybody first
+                for worker in self.workers:
+                    if worker.node and now.waiting and len(worker.calls) == held:
+                        self._send(worker, now.waiting.popleft(), now)
             self._step(now)
         now.uploads.up = type(up)(*(z.to(device) for z in up))
         return now.uploads
