@@ -256,7 +256,7 @@ class Trainer:
     def _runner(self) -> Any:
         if self.engine == "auto":
             jobs = self._jobs("client", 0, self.settings.participants(0, self.N))
-            self.engine, self.why = auto.choose(self.work, self.store, jobs, self.settings.rounds - self.t)
+            self.engine, self.why = auto.choose(self.work, self.store, jobs, self.settings.rounds - self.t, self.workers)
         if self.engine == "processes":
             down = down_record(self.algo, self.server)
             workers = min(self.workers or auto.cores(), self.S)

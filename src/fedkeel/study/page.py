@@ -90,9 +90,9 @@ def _faint(colour: str) -> str:
 
 
 def _table(results: Mapping[str, Any]) -> str:
-    from fedkeel.study.compare import cells
+    from fedkeel.study.cells import cells
 
-    rows = [cells(row, results["target"]) for row in results["rows"]]
+    rows = [cells(row, row["targets"]) for row in results["rows"]]
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name in rows[0])
     body = []
     for number, row in enumerate(rows):
