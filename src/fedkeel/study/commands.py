@@ -12,7 +12,7 @@ from fedkeel.interrupt import stopped
 from fedkeel.options import NAMES, TaskCommand, task_options, unknown
 
 TASK = [name for name in NAMES if name != "algorithm"]
-OWN = ("algorithms", "seeds", "target", "set", "out", "fresh", "jobs")
+OWN = ("algorithms", "seeds", "target", "set", "out", "fresh", "jobs", "search")
 
 StudyArgument = Annotated[
     Path | None,
@@ -56,6 +56,16 @@ Jobs = Annotated[
         show_default=False,
     ),
 ]
+Searching = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--search",
+        metavar="KEY=VALUE",
+        help="How the grids of a study file are searched: seed, metric, rounds, every, way (grid or coordinate), case; can be "
+        "given again. [dim]E.g. --search way=grid --search rounds=100[/dim]",
+        show_default=False,
+    ),
+]
 OVER_HELP = (
     "An axis: a setting or hyper-parameter with its values, or a range FROM:TO:POINTS-PER-DECADE; can be given again, then "
     "all combinations are run. [dim]E.g. --over lr=1e-4:1:3 --over concentration=0.1,1[/dim]"
@@ -80,6 +90,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Directory of all runs. [dim]E.g. --out runs/mine[/dim]")] = Path("runs/compare"),
     fresh: Fresh = False,
     jobs: Jobs = None,
+    search: Searching = None,
 ) -> None:
     """Run several methods on the same task with several seeds, and put them into one table and one page.
 
@@ -88,7 +99,7 @@ def compare(
     The same command again continues where it was stopped.
     """
     _nothing_else(ctx, OWN)
-    file = _assembled(_read(study), settings, algorithms, seeds, target, set_)
+    file = _assembled(_read(study), settings, algorithms, seeds, target, set_, search)
     _carry_out(ctx, file, out, fresh, jobs)
 
 
@@ -104,6 +115,7 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Directory of all runs. [dim]E.g. --out runs/mine[/dim]")] = Path("runs/sweep"),
     fresh: Fresh = False,
     jobs: Jobs = None,
+    search: Searching = None,
 ) -> None:
     """Run methods over a range of a setting or hyper-parameter, or over two of them, for curves and heat maps.
 
@@ -117,7 +129,7 @@ def sweep(
     file = add_axes(_read(study), over or [])
     if not file["sweep"]:
         raise ValueError("over: there is no axis; for example --over lr=1e-4:1:3, or a table [sweep] in the study file")
-    _carry_out(ctx, _assembled(file, settings, algorithms, seeds, target, set_), out, fresh, jobs)
+    _carry_out(ctx, _assembled(file, settings, algorithms, seeds, target, set_, search), out, fresh, jobs)
 
 
 def reproduce(
@@ -149,19 +161,21 @@ def reproduce(
     ] = None,
     fresh: Fresh = False,
     jobs: Jobs = None,
+    search: Searching = None,
 ) -> None:
     """Run a table or figure of one of the five papers, and print the paper's numbers beside ours.
 
     Every setting can be changed by its option: [bold]fedkeel reproduce gradma/tab1 --cases mnist --rounds 100[/bold].
     """
-    from fedkeel.study import recipes, screen
+    from fedkeel.study import recipe as recipes
+    from fedkeel.study import screen
     from fedkeel.study.edit import choose_cases
 
     _nothing_else(ctx, (*OWN, "list", "show", "scale", "cases"))
     if list_ or name is None:
         return screen.recipe_table(recipes.listed())
     recipe = recipes.read(name, scale)
-    file = _assembled(choose_cases(recipe.file, cases), settings, algorithms, seeds, target, set_)
+    file = _assembled(choose_cases(recipe.file, cases), settings, algorithms, seeds, target, set_, search)
     if show:
         import tomli_w
 
@@ -193,11 +207,13 @@ def _assembled(
     seeds: int | None,
     target: float | None,
     changes: list[str] | None,
+    search: list[str] | None,
 ) -> dict[str, Any]:
     """The content of a study file, changed by the options of the command line."""
-    from fedkeel.study.edit import choose_methods, override, set_values
+    from fedkeel.study.edit import change_search, choose_methods, override, set_values
 
     changed = set_values(choose_methods(override(file, settings), algorithms), changes or [])
+    changed = change_search(changed, search or [])
     if seeds is not None:
         changed["seeds"] = seeds
     if target is not None:

@@ -105,3 +105,14 @@ def add_axes(file: File, over: Sequence[str]) -> File:
         else:
             sweep[name.replace("-", "_")] = [literal(z) for z in text.split(",")]
     return file | {"sweep": sweep}
+
+
+def change_search(file: File, changes: Sequence[str]) -> File:
+    """How grids are searched, from --search KEY=VALUE."""
+    search = dict(file.get("search", {}))
+    for one in changes:
+        key, equals, text = one.partition("=")
+        if not equals:
+            raise ValueError(f"search = {one!r} is not allowed; it must be KEY=VALUE, for example way=grid or rounds=100")
+        search[key] = text if key in ("case", "way", "metric") else literal(text)
+    return file | {"search": search} if search else file

@@ -42,6 +42,7 @@ class Search(Part):
     seed: int = Field(1000, ge=0, description="The seed of the search; no run that counts has it.")
     metric: str = Field("best_accuracy", description="What the choice is by: a column of the table; losses and costs: the least.")
     rounds: int | None = Field(None, ge=1, description="Rounds of a trial (default: as many as the runs that count).")
+    every: int | None = Field(None, ge=1, description="Rounds between the evaluations of a trial (default: as the others).")
     way: Literal["grid", "coordinate"] = Field(
         "grid",
         description="grid: all combinations; coordinate: one key after the other, each with the best of those before, "

@@ -111,11 +111,12 @@ def _search(
 ) -> Generator[Asked, Any, tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Runs the trials of a grid -> (chosen values, what every trial scored)."""
     plan = study.search
+    less = {key: z for key, z in (("rounds", plan.rounds), ("evaluate_every", plan.every)) if z is not None}
     trials = Trials(branch.grid, plan.way, plan.metric)
     for wave in trials.waves():
         jobs = []
         for values in wave:
-            config = branch.at(values, plan.seed, study.resplit, plan.rounds)
+            config = branch.at(values, plan.seed, study.resplit, **less)
             name = f"search {branch.name} {', '.join(f'{key} {z}' for key, z in values.items())}"
             jobs.append(Job(name, config, path_of(store, branch, plan.seed, values), fresh, False, trackers))
         outcomes = yield Asked(jobs, [branch] * len(jobs), [plan.seed] * len(jobs), search=True)

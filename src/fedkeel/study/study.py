@@ -44,12 +44,10 @@ class Branch:
         at = "".join(f"-{key}={_plain(value)}" for key, value in self.axes.items())
         return (f"{_safe(self.case)}/" if self.case else "") + _safe(self.method + at)
 
-    def at(self, values: Mapping[str, Any], seed: int, resplit: bool, rounds: int | None = None) -> RunConfig:
-        """The run with these values of the grid and this seed, every default written out."""
-        config = changed(self.config, values).changed(seed=seed)
-        if resplit:
-            config = config.changed(split_seed=seed)
-        return runs.resolve(config if rounds is None else config.changed(rounds=rounds))
+    def at(self, values: Mapping[str, Any], seed: int, resplit: bool, **more: Any) -> RunConfig:
+        """The run with these values of the grid, this seed and further settings, every default written out."""
+        config = changed(self.config, values).changed(seed=seed, **more)
+        return runs.resolve(config.changed(split_seed=seed) if resplit else config)
 
 
 @dataclass(frozen=True)
