@@ -25,7 +25,7 @@ def cells(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
     shown = {"method": row["method"], "final accuracy": spread(row, "final_accuracy", ".3f")}
     shown["best accuracy"] = spread(row, "best_accuracy", ".3f")
     for number, target in enumerate(targets):
-        name = target_name(number, target)
+        name = target_name(number)
         missed = row[f"rounds_to_{name}"] is None and row["seeds"] > 0
         shown[f"rounds to {target:g}"] = missed_target(row, name) if missed else spread(row, f"rounds_to_{name}", ".1f")
         floats = row["floats"] if missed else row[f"floats_to_{name}"]

@@ -148,7 +148,8 @@ def reproduce(
     cases: Annotated[
         str,
         typer.Option(
-            help="Only the columns whose names contain one of these. [dim]E.g. --cases 'mnist,cifar10'[/dim]", metavar="NAMES"
+            help="Only the columns whose names contain one of these. [dim]E.g. --cases 'mnist,cifar10'[/dim]",
+            metavar="NAMES",
         ),
     ] = "",
     algorithms: Algorithms = "",

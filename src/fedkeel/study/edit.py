@@ -68,7 +68,9 @@ def choose_cases(file: File, patterns: str) -> File:
     if not wanted:
         return file
     names = [case["name"] for case in file.get("cases", [])]
-    kept = [z for z in names if any(z.lower() == w or fnmatch.fnmatch(z.lower(), w if "*" in w else f"*{w}*") for w in wanted)]
+    kept = [
+        z for z in names if any(z.lower() == w or fnmatch.fnmatch(z.lower(), w if "*" in w else f"*{w}*") for w in wanted)
+    ]
     if not kept:
         told = ", ".join(names) or "there are none in this study"
         raise ValueError(f"cases = {patterns!r} is not allowed; it must fit one of: {told}")
@@ -98,7 +100,9 @@ def add_axes(file: File, over: Sequence[str]) -> File:
         if ":" in text:
             parts = [literal(z) for z in text.split(":")]
             if len(parts) not in (2, 3) or not all(isinstance(z, int | float) for z in parts):
-                raise ValueError(f"over = {one!r} is not allowed; a range is FROM:TO or FROM:TO:POINTS-PER-DECADE, {example}")
+                raise ValueError(
+                    f"over = {one!r} is not allowed; a range is FROM:TO or FROM:TO:POINTS-PER-DECADE, {example}"
+                )
             sweep[name.replace("-", "_")] = {"from": float(parts[0]), "to": float(parts[1])} | (
                 {"per_decade": parts[2]} if len(parts) == 3 else {}
             )

@@ -40,7 +40,9 @@ class Search(Part):
     """How values are chosen from grids: on one seed of its own, before the runs that count."""
 
     seed: int = Field(1000, ge=0, description="The seed of the search; no run that counts has it.")
-    metric: str = Field("best_accuracy", description="What the choice is by: a column of the table; losses and costs: the least.")
+    metric: str = Field(
+        "best_accuracy", description="What the choice is by: a column of the table; losses and costs: the least."
+    )
     rounds: int | None = Field(None, ge=1, description="Rounds of a trial (default: as many as the runs that count).")
     every: int | None = Field(None, ge=1, description="Rounds between the evaluations of a trial (default: as the others).")
     way: Literal["grid", "coordinate"] = Field(
@@ -56,7 +58,6 @@ class Paper(Part):
 
     metric: str = Field(description="The column of our table that they belong to.")
     where: str = Field("", description="Table or figure.")
-    target: float | None = Field(None, description="For costs to a target, if there are several: which.")
     at: list[Value] = Field([], description="What the columns are: names of cases or values of the axis (default: all).")
     values: dict[str, list[float | int | str]] = Field(description="Method -> a number, 'mean±deviation' or '-' per column.")
 
@@ -72,7 +73,9 @@ class StudyFile(Part):
     target_on: Literal["test_accuracy", "train_accuracy"] = Field(
         "test_accuracy", description="Which accuracy the target is about; train_accuracy needs metrics = ['train']."
     )
-    keep: bool = Field(False, description="Keep model, checkpoint and client memory of complete runs, not only their numbers.")
+    keep: bool = Field(
+        False, description="Keep model, checkpoint and client memory of complete runs, not only their numbers."
+    )
     methods: dict[str, dict[str, Any]] = Field(
         {},
         description="A table per method: hyper-parameters and settings of a run; a list of values is a grid to be searched. "
@@ -80,7 +83,8 @@ class StudyFile(Part):
         "over: what an axis is called here, e.g. {lr = 'gamma'}.",
     )
     sweep: dict[str, list[Value] | Range] = Field(
-        {}, description="Axes: a setting or hyper-parameter -> its values, or {from, to, per_decade}; all combinations are run."
+        {},
+        description="Axes: a setting or hyper-parameter -> its values, or {from, to, per_decade}; all combinations are run.",
     )
     cases: list[dict[str, Any]] = Field(
         [], description="Tasks to be compared, each with name, settings or hyper-parameters of its own, target, methods."
@@ -110,7 +114,9 @@ def _one_line(error: ValidationError) -> str:
     if first["loc"][0] == "methods":
         return "methods: in a study file it must be tables, for example [methods.fedlada] with lr = 0.01"
     about = StudyFile.model_fields.get(str(first["loc"][0]))
-    return f"study: {where} = {first['input']!r} is not allowed: {first['msg'].lower()}. {about.description if about else ''}"
+    return (
+        f"study: {where} = {first['input']!r} is not allowed: {first['msg'].lower()}. {about.description if about else ''}"
+    )
 
 
 def split_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -11,7 +11,19 @@ Row = dict[str, Any]
 LAST = 10  # rounds in the mean of the last ones
 ACCURACIES = ("final_accuracy", "best_accuracy", "last10_accuracy")
 # Columns of the history that are not measurements of the model.
-OTHER = ("round", "up", "down", "warmup_up", "warmup_down", "clients", "dropped", "faults", "seconds", "test_accuracy", "test_loss")
+OTHER = (
+    "round",
+    "up",
+    "down",
+    "warmup_up",
+    "warmup_down",
+    "clients",
+    "dropped",
+    "faults",
+    "seconds",
+    "test_accuracy",
+    "test_loss",
+)
 
 
 @dataclass
@@ -50,9 +62,9 @@ def first_at(history: Sequence[Row], target: float, column: str = "test_accuracy
     return None if place is None else place + 1
 
 
-def target_name(number: int, target: float) -> str:
+def target_name(number: int) -> str:
     """How the columns of a study's first, second, ... target end."""
-    return "target" if number == 0 else f"{target:g}"
+    return ("target", "second", "third")[number] if number < 3 else f"target_{number + 1}"
 
 
 def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy", cost: float | None = None) -> Row:
@@ -66,10 +78,12 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
             found[f"final_{column}"] = history[-1][column]
     both, up = floats_sent(history), floats_sent(history, ("up",))
     found |= {"floats": both[-1], "up": up[-1], "seconds": sum(row["seconds"] for row in history)}
+    if cost is not None:
+        found["cost"] = len(history) * cost
     if outcome.memory_mb is not None:
         found["memory_mb"] = outcome.memory_mb
     for number, target in enumerate(targets):
-        rounds, name = first_at(history, target, on), target_name(number, target)
+        rounds, name = first_at(history, target, on), target_name(number)
         if rounds is not None:
             found |= {f"rounds_to_{name}": rounds, f"floats_to_{name}": both[rounds - 1], f"up_to_{name}": up[rounds - 1]}
             if cost is not None:
@@ -89,8 +103,7 @@ def summarise(
     good = [outcome for outcome in outcomes if outcome.error is None]
     runs = [of_run(outcome, targets, on, cost) for outcome in good]
     row: Row = {"method": method, "seeds": len(good), "rounds": rounds}
-    for number, target in enumerate(targets):
-        name = target_name(number, target)
+    for name in map(target_name, range(len(targets))):
         row[f"reached_{name}"] = sum(f"rounds_to_{name}" in run for run in runs)
         for kind in ("rounds", "floats", "up") + (("cost",) if cost is not None else ()):
             row |= moments(f"{kind}_to_{name}", runs)

@@ -51,11 +51,14 @@ def page(results: Mapping[str, Any]) -> str:
 
 def _title(task: Mapping[str, Any]) -> str:
     options = [f"{key} {task[key]}" for key in ("concentration", "per_client") if key in task]
-    return f"{task['data']}, {task['split']}{' (' + ', '.join(options) + ')' if options else ''}, {task['clients']} clients"
+    names = [str(task[key]) for key in ("data", "split") if key in task]
+    names += [f"({', '.join(options)})"] * bool(options) + [f"{task['clients']} clients"] * ("clients" in task)
+    return ", ".join(names)
 
 
 def _subtitle(results: Mapping[str, Any]) -> str:
     task, seeds = results["task"], results["seeds"]
+    task = {"model": "", "rounds": "several", "cohort": "some"} | dict(task)
     share = f"{task['cohort']:.0%} of the" if isinstance(task["cohort"], float) else str(task["cohort"])
     many = f"mean over seeds {', '.join(map(str, seeds))}; ± and bands: standard deviation"
     return f"{task['model']}, {task['rounds']} rounds, {share} clients a round; " + (
@@ -109,7 +112,7 @@ def _note(results: Mapping[str, Any]) -> str:
         return ""
     return (
         "<p class=note>Floats: up and down, per participating client, until the target. "
-        f"&gt;{results['task']['rounds']}: not reached by all seeds (2/3: by two of three).</p>"
+        f"&gt;{results['rows'][0]['rounds']}: not reached by all seeds (2/3: by two of three).</p>"
     )
 
 

@@ -18,6 +18,7 @@ from fedkeel.config import read_toml
 from fedkeel.core.algorithm import nearest
 from fedkeel.fields import SETTINGS
 from fedkeel.study.edit import choose_cases, override
+from fedkeel.study.file import Range
 
 FOLDER = Path(__file__).with_name("recipes")
 SCALES = ("paper", "small")
@@ -86,7 +87,8 @@ def shrunk(file: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
     small = dict(small)
     own = {key: small.pop(key) for key in ("seeds", "target", "sweep", "search") if key in small}
     kept = ",".join(small.pop("cases", []))
-    file = override(choose_cases(dict(file), kept), small)
+    settings = {key: None if z == "none" else z for key, z in small.items()}
+    file = override(choose_cases(dict(file), kept), settings)
     for case in file.get("cases", []):
         if "target" in own:
             case.pop("target", None)
@@ -102,10 +104,6 @@ def listed() -> list[tuple[str, str, str]]:
         seeds = file.get("seeds", 3)
         count = len(file["methods"]) * max(1, len(file.get("cases", []))) * (seeds if isinstance(seeds, int) else len(seeds))
         for axis in file.get("sweep", {}).values():
-            if isinstance(axis, dict):
-                from fedkeel.study.file import Range
-
-                axis = Range(**axis).values()
-            count *= len(axis)
+            count *= len(Range(**axis).values() if isinstance(axis, dict) else axis)
         rows.append((name, recipe.title, str(count)))
     return rows

@@ -56,9 +56,7 @@ def _row(study: Study, found: Found) -> Row:
     branch = found.branch
     row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
     row |= {"targets": list(branch.targets), "chosen": found.chosen, "paper": _printed(study, found)}
-    return row | summarise(
-        branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, branch.cost
-    )
+    return row | summarise(branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, branch.cost)
 
 
 def _printed(study: Study, found: Found) -> dict[str, Any]:
@@ -68,10 +66,7 @@ def _printed(study: Study, found: Found) -> dict[str, Any]:
     for paper in study.paper:
         at = [i for i, column in enumerate(paper.at) if column in place or paper.at == [""]]
         if at and found.branch.method in paper.values:
-            name = paper.metric
-            if paper.target is not None and list(found.branch.targets).index(paper.target):
-                name = name.replace("target", f"{paper.target:g}")
-            printed[name] = paper.values[found.branch.method][at[0]]
+            printed[paper.metric] = paper.values[found.branch.method][at[0]]
     return printed
 
 
@@ -80,11 +75,7 @@ def _case(
 ) -> dict[str, Any]:
     """What a case has of its own: settings that all its runs share, but not all of the study."""
     mine = [one for one, other in zip(settings, found, strict=True) if other.branch.case == case]
-    return {
-        key: z
-        for key, z in mine[0].items()
-        if key not in (*OWN, *shared) and all(one.get(key) == z for one in mine)
-    }
+    return {key: z for key, z in mine[0].items() if key not in (*OWN, *shared) and all(one.get(key) == z for one in mine)}
 
 
 def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:

@@ -80,7 +80,9 @@ def read_study(study: Study, store: Path) -> list[Found]:
             except StopIteration as end:
                 found += end.value
                 break
-            answer = [_outcome(job, b, seed, None) for job, b, seed in zip(asked.jobs, asked.branches, asked.seeds, strict=True)]
+            answer = [
+                _outcome(job, b, seed, None) for job, b, seed in zip(asked.jobs, asked.branches, asked.seeds, strict=True)
+            ]
     return found
 
 
@@ -102,7 +104,8 @@ def _steps(
         seeds.append(seed)
     outcomes = yield Asked(jobs, branches, seeds, search=False)
     return [
-        Found(branch, chosen, [z for z, b in zip(outcomes, branches, strict=True) if b is branch], trials) for branch in group
+        Found(branch, chosen, [z for z, b in zip(outcomes, branches, strict=True) if b is branch], trials)
+        for branch in group
     ]
 
 

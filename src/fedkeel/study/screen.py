@@ -30,7 +30,9 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
         _beside_paper(rows, paper)
     for one in results["robustness"]:
         at = ", ".join([one["case"]] * bool(one["case"]) + [f"{key} {z}" for key, z in one["at"].items()])
-        screen.print(f"{one['method']}{' (' + at + ')' if at else ''}: within 5 % of its best over {one['decades']:.2g} decades of {one['axis']}")
+        screen.print(
+            f"{one['method']}{' (' + at + ')' if at else ''}: within 5 % of its best over {one['decades']:.2g} decades of {one['axis']}"
+        )
     for row in rows:
         for seed, why in row["errors"].items():
             screen.print(f"failed: {row['name']} seed {seed}: {why}", soft_wrap=True)
@@ -53,8 +55,6 @@ def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:
 def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
     """Two lines per method: ours and the paper's."""
     metric = paper["metric"]
-    if paper["target"] is not None and not any(metric in row["paper"] for row in rows):
-        metric = metric.replace("target", f"{paper['target']:g}")
     with_number = [row for row in rows if metric in row["paper"]]
     if not with_number:
         return

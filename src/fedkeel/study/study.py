@@ -115,7 +115,9 @@ def _check(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
     mapped = {name for table in file.methods.values() for name in table.get("over", {})}
     for name, values in axes.items():
         if name not in known | mapped:
-            raise ValueError(f"sweep: unknown name {name!r}{nearest(name, sorted(known))}; it must be a setting or hyper-parameter")
+            raise ValueError(
+                f"sweep: unknown name {name!r}{nearest(name, sorted(known))}; it must be a setting or hyper-parameter"
+            )
         if not values:
             raise ValueError(f"sweep: {name} has no values")
     names = [case.get("name") for case in file.cases]
@@ -160,9 +162,7 @@ def _branches(task: RunConfig, file: StudyFile, case: Mapping[str, Any], axes: M
             at = dict(zip(mine, point, strict=True))
             fixed = {over.get(axis, axis): value for axis, value in at.items()}
             rest = {key: z for key, z in grid.items() if key not in fixed}
-            branch = Branch(
-                case.get("name", ""), label, at, changed(config, fixed), rest, seeds, aims, table.get("cost")
-            )
+            branch = Branch(case.get("name", ""), label, at, changed(config, fixed), rest, seeds, aims, table.get("cost"))
             _try_out(branch, file)
             found.append(branch)
     return found
@@ -172,7 +172,9 @@ def _check_case(own: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile
     known = _names(file)
     for key in own:
         if key not in known:
-            raise ValueError(f"cases: {case['name']}: unknown key {key!r}{nearest(key, sorted(known | {'target', 'methods', 'seeds'}))}")
+            raise ValueError(
+                f"cases: {case['name']}: unknown key {key!r}{nearest(key, sorted(known | {'target', 'methods', 'seeds'}))}"
+            )
     for label in case.get("methods", {}):
         if label not in file.methods:
             raise ValueError(f"cases: {case['name']}: {label} is not among the methods: {', '.join(file.methods)}")
