@@ -128,7 +128,7 @@ SETTINGS = {
         "a list of names: train, gradient_norm, consistency, drift, tracking, qp",
         "Further measurements at every evaluation, all costly: train (loss and accuracy on all training data), "
         "gradient_norm, consistency and drift of local models, tracking (error of control variates), qp (GradMA).",
-        "train,drift",
+        ["train", "drift"],
     ),
     "engine": Setting(
         "auto",

@@ -48,7 +48,8 @@ def task_options(names: Iterable[str] = NAMES) -> Callable[[Callable[..., Any]],
 def _option(name: str) -> inspect.Parameter:
     about = SETTINGS[name]
     default = "" if about.default in (None, []) else f" Default {about.default}."
-    help = f"{about.doc}{default} [dim]E.g. {flag(name)} {about.example}[/dim]"
+    example = ",".join(about.example) if isinstance(about.example, list) else about.example
+    help = f"{about.doc}{default} [dim]E.g. {flag(name)} {example}[/dim]"
     metavar = "NAMES" if isinstance(about.default, list) else "NAME" if _is_text(name) else "NUMBER"
     option = typer.Option(flag(name), help=help, metavar=metavar, show_default=False, rich_help_panel=about.group)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option])

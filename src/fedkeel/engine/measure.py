@@ -112,7 +112,7 @@ def gradient_norm(seen: Seen) -> dict[str, float]:
 
 
 def tracking(seen: Seen) -> dict[str, float]:
-    """Mean squared distance of the clients' control variates from their gradients at x', and of their mean from the server's."""
+    """Mean squared distance of the clients' control variates from their gradients at x'; of their mean from the server's."""
     error, mean = 0.0, torch.zeros_like(seen.new.x, dtype=torch.float64)
     for client, gradient in _gradients(seen):
         own = _tracked(seen.store.read(client)).double()
@@ -146,7 +146,7 @@ def consistency(seen: Seen) -> dict[str, float]:
 
 
 def drift(seen: Seen) -> dict[str, float]:
-    """Mean squared distance of the local models from the model they began with, and their cosine with the mean displacement."""
+    """Mean squared distance of the local models from where they began, and the cosine of each way with the mean."""
     dx = seen.up.dx.double()
     mean = seen.r.avg(seen.up.dx).double()
     norms = dx.norm(dim=1) * mean.norm()
@@ -155,7 +155,7 @@ def drift(seen: Seen) -> dict[str, float]:
 
 
 def qp(seen: Seen) -> dict[str, float]:
-    """GradMA's projection on the server: constraints that the momentum violated, how far it was turned, what is violated still."""
+    """GradMA's server: constraints that the momentum violated, how far it was turned, what is violated still."""
     algo: Any = seen.work.algo
     before = algo.beta1 * seen.old.m.double() + seen.r.avg(seen.up.dx).double()
     after = seen.new.m.double()

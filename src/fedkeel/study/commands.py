@@ -61,8 +61,8 @@ Searching = Annotated[
     typer.Option(
         "--search",
         metavar="KEY=VALUE",
-        help="How the grids of a study file are searched: seed, metric, rounds, every, way (grid or coordinate), case; can be "
-        "given again. [dim]E.g. --search way=grid --search rounds=100[/dim]",
+        help="How the grids of a study file are searched: seed, metric, rounds, every, way (grid or coordinate), case; can "
+        "be given again. [dim]E.g. --search way=grid --search rounds=100[/dim]",
         show_default=False,
     ),
 ]

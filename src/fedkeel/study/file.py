@@ -1,6 +1,6 @@
 """What a study file may say: its keys, what each means, and the errors of wrong ones.
 
-A study file is a run's settings (`fields.SETTINGS`), and the keys below for many runs. `docs/study.md` is about the same keys.
+A study file is a run's settings (`fields.SETTINGS`), and the keys below for many runs; `docs/study.md` explains them.
 Importing this module loads neither torch nor numpy.
 """
 

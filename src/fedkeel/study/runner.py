@@ -97,7 +97,7 @@ def _steps(
     if first.grid:
         chosen, trials = yield from _search(study, first, store, fresh, trackers)
     jobs, branches, seeds = [], [], []
-    for branch, seed in ((branch, seed) for branch in group for seed in branch.seeds):
+    for branch, seed in [(one, seed) for one in group for seed in one.seeds]:
         config = branch.at(chosen, seed, study.resplit)
         jobs.append(Job(f"{branch.name} seed {seed}", config, path_of(store, branch, seed), fresh, study.keep, trackers))
         branches.append(branch)

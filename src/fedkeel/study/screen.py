@@ -30,9 +30,8 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
         _beside_paper(rows, paper)
     for one in results["robustness"]:
         at = ", ".join([one["case"]] * bool(one["case"]) + [f"{key} {z}" for key, z in one["at"].items()])
-        screen.print(
-            f"{one['method']}{' (' + at + ')' if at else ''}: within 5 % of its best over {one['decades']:.2g} decades of {one['axis']}"
-        )
+        who = f"{one['method']} ({at})" if at else one["method"]
+        screen.print(f"{who}: within 5 % of its best over {one['decades']:.2g} decades of {one['axis']}")
     for row in rows:
         for seed, why in row["errors"].items():
             screen.print(f"failed: {row['name']} seed {seed}: {why}", soft_wrap=True)
@@ -84,5 +83,5 @@ def recipe_table(recipes: Sequence[tuple[str, str, str]]) -> None:
         shown.add_row(name, title, size)
     console().print(shown)
     console().print(
-        "`fedkeel reproduce NAME` runs one at the paper's scale, `--scale small` on a laptop; `--show` prints its study file."
+        "`fedkeel reproduce NAME` runs one at the paper's scale, `--scale small` on a laptop, `--show` prints it."
     )
