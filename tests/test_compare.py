@@ -95,7 +95,7 @@ def test_the_page_stands_alone(tmp_path):
     compare(
         SMALL, ["fedavg", "scaffold"], seeds=2, target=0.5, out=tmp_path, progress=False, command="say '</script>' & {{x}}"
     )
-    text = (tmp_path / "compare.html").read_text()
+    text = (tmp_path / "report.html").read_text()
     assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=", text[:5000] + text[-30000:])
     assert "say &#x27;&lt;/script&gt;&#x27; &amp; {{x}}" in text
     assert "prefers-color-scheme: dark" in text
@@ -111,7 +111,7 @@ def test_the_page_stands_alone(tmp_path):
 
 def test_one_seed_has_a_page_without_bands(tmp_path):
     compare(SMALL, ["fedavg"], seeds=1, out=tmp_path, progress=False)
-    drawn = json.loads(re.search(r'id="found">(.*?)</script>', (tmp_path / "compare.html").read_text())[1])
+    drawn = json.loads(re.search(r'id="found">(.*?)</script>', (tmp_path / "report.html").read_text())[1])
     assert [len(figure["data"]) for figure in drawn["figures"]] == [1, 1]
     assert drawn["target"] is None
 
@@ -122,7 +122,7 @@ def test_complete_runs_are_not_run_again(fedkeel, monkeypatch):
     assert code == 0
     assert "fedavg seed 1: accuracy" in err
     assert re.search(r"^ scaffold +0\.\d{3} ± 0\.\d{3} ", out, re.MULTILINE)
-    assert out.splitlines()[-1] == "files: runs/compare/compare.html, table.csv, results.json"
+    assert out.splitlines()[-1] == "files: runs/compare/report.html, table.csv, results.json"
 
     def never(*_, **__):
         raise AssertionError("a run was started")
@@ -151,7 +151,7 @@ def test_a_failing_method_stops_no_other(fedkeel, tmp_path):
     assert re.search(r"failed: fedavg seed 1: fedavg, round \d, client \d+, client: .*NotFinite", out)
     assert re.search(r"^ fedavg +- +- +- +- +- *\n \(2 failed\)", out, re.MULTILINE)
     assert re.search(r"^ scaffold +0\.\d{3} ", out, re.MULTILINE)
-    assert "Runs that failed" in (tmp_path / "runs/compare/compare.html").read_text()
+    assert "Runs that failed" in (tmp_path / "runs/compare/report.html").read_text()
 
 
 def test_an_interrupted_comparison_goes_on(fedkeel, monkeypatch):

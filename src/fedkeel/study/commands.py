@@ -77,6 +77,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command(cls=TaskCommand)(task_options(TASK)(compare))
     app.command(cls=TaskCommand)(task_options(TASK)(sweep))
     app.command(cls=TaskCommand)(task_options(TASK)(reproduce))
+    app.command()(report)
 
 
 def compare(
@@ -186,6 +187,25 @@ def reproduce(
     suffix = "" if scale == "paper" else f"-{scale}"
     store = out or Path("runs") / (recipe.runs + suffix)
     _carry_out(ctx, file, out or Path("runs") / (name + suffix), fresh, jobs, store)
+
+
+def report(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="Of a study or of one run. [dim]E.g. runs/compare[/dim]")
+    ],
+    png: Annotated[
+        bool,
+        typer.Option("--png", help="Figures also as PNG, drawn by a Chromium that is installed. [dim]E.g. --png[/dim]"),
+    ] = False,
+) -> None:
+    """Write the page of a study or run, its figures as SVG and its table as CSV and LaTeX.
+
+    A study may still be under way: what is complete is shown.
+    """
+    from fedkeel.study.report import report as make
+
+    page = make(directory, png)
+    typer.echo(f"files: {page}, and figures and tables in {page.parent / 'report'}")
 
 
 def _read(study: Path | None) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,9 @@ from typing import Any
 from fedkeel.config import RunConfig
 from fedkeel.engine.checkpoint import write_atomically
 from fedkeel.study.numbers import Row
-from fedkeel.study.page import page
-from fedkeel.study.results import collect, write
-from fedkeel.study.runner import run_study
+from fedkeel.study.report import label_counts, write_report
+from fedkeel.study.results import ORIGIN, begin, collect, write
+from fedkeel.study.runner import Data, run_study
 from fedkeel.study.study import Study, targets
 
 
@@ -61,8 +63,22 @@ def carry_out(
     trackers: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Runs a study and writes what it found to `out`. store: where its runs lie, if not there."""
-    found = run_study(study, store or out, fresh=fresh, jobs=jobs, progress=progress, trackers=trackers)
-    results = collect(study, found, command)
-    write(results, study, out)
-    write_atomically(out / "compare.html", page(results).encode())
+    store = store or out
+    options: dict[str, Any] = {"fresh": fresh, "jobs": jobs, "progress": progress, "trackers": trackers}
+    found = run_study(study, store, begin=lambda: begin(study, out, store, command), **options)
+    results = collect(study, found, command) | {"partitions": partitions(study, out)}
+    write(results, out)
+    write_report(results, out)
     return results
+
+
+def partitions(study: Study, out: Path) -> dict[str, Any]:
+    """How the labels of every case are spread over its clients, kept in the study's directory; {} where data are absent."""
+    origin = json.loads((out / ORIGIN).read_text())
+    data, known = Data(), origin["partitions"]
+    for branch in study.branches:
+        if branch.case not in known:
+            with contextlib.suppress(Exception):
+                known[branch.case] = label_counts(data.of(branch.at({}, branch.seeds[0], study.resplit)))
+    write_atomically(out / ORIGIN, json.dumps(origin).encode())
+    return known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from fedkeel.study.study import Study
 
 # What belongs to one run and not to the task that all of them share.
 OWN = ("algorithm", "hyperparameters", "seed")
+ORIGIN = "origin.json"  # command and place of the runs of a study
 
 
 def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str, Any]:
@@ -101,12 +103,21 @@ def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-def write(results: Mapping[str, Any], study: Study, out: Path) -> None:
-    """results.json (everything), table.csv (the rows) and study.toml (what `fedkeel compare` can run again)."""
-    guarded(out, lambda: out.mkdir(parents=True, exist_ok=True))
+def write(results: Mapping[str, Any], out: Path) -> None:
+    """results.json (everything) and table.csv (the rows)."""
     write_atomically(out / "results.json", json.dumps(results, indent=1).encode())
     write_atomically(out / "table.csv", as_csv(results).encode())
+
+
+def begin(study: Study, out: Path, store: Path, command: str) -> dict[str, Any]:
+    """Writes study.toml (what `fedkeel compare` can run again) and where runs lie, so that a report needs not wait for the end."""
+    guarded(out, lambda: out.mkdir(parents=True, exist_ok=True))
     write_atomically(out / "study.toml", tomli_w.dumps(without_none(study.file)).encode())
+    origin = {"command": command, "store": os.path.relpath(store, out), "partitions": {}}
+    if (out / ORIGIN).exists():
+        origin["partitions"] = json.loads((out / ORIGIN).read_text()).get("partitions", {})
+    write_atomically(out / ORIGIN, json.dumps(origin).encode())
+    return origin
 
 
 def as_csv(results: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import multiprocessing
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,11 @@ def run_study(
     jobs: int | None = None,
     progress: bool = True,
     trackers: dict[str, str] | None = None,
+    begin: Callable[[], None] = lambda: None,
 ) -> list[Found]:
     """Runs whatever of a study is not complete. store: where its runs lie; jobs: how many at a time (default: one per core).
 
-    A run that fails is told in its outcome and stops no other.
+    begin: called when all was checked and before anything is run. A run that fails is told in its outcome and stops no other.
     """
     plans = [_steps(study, group, store, fresh, trackers or {}) for group in study.groups()]
     total, rounds = _size(study)
@@ -64,7 +65,7 @@ def run_study(
         workers = cores() if jobs is None else jobs
         runner = Scheduler(workers, bar)
         try:
-            return [found for group in runner.drive(plans) for found in group]
+            return [found for group in runner.drive(plans, begin) for found in group]
         finally:
             runner.pool.close()
 
@@ -179,7 +180,7 @@ class Scheduler:
         self.data = Data()
         self.running = 0
 
-    def drive(self, plans: Sequence[Generator[Asked, Any, list[Found]]]) -> list[list[Found]]:
+    def drive(self, plans: Sequence[Generator[Asked, Any, list[Found]]], begin: Callable[[], None]) -> list[list[Found]]:
         self.results: list[list[Found]] = [[] for _ in plans]
         self.open: dict[int, tuple[Asked, dict[Job, str | None]]] = {}  # plan -> what it waits for, and what has ended
         self.owner: dict[Job, int] = {}
@@ -189,6 +190,7 @@ class Scheduler:
             self._ask(place, one)
         self.bar.announce(self.bar.done)
         self._check_data()
+        begin()
         while self.open:
             while self.queue and self.running < self.pool.size:
                 self._start(heapq.heappop(self.queue)[-1])

@@ -35,7 +35,7 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
     for row in rows:
         for seed, why in row["errors"].items():
             screen.print(f"failed: {row['name']} seed {seed}: {why}", soft_wrap=True)
-    screen.print(f"files: {out / 'compare.html'}, table.csv, results.json", soft_wrap=True)
+    screen.print(f"files: {out / 'report.html'}, table.csv, results.json", soft_wrap=True)
 
 
 def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:

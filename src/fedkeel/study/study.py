@@ -42,7 +42,7 @@ class Branch:
     def slug(self) -> str:
         """Unique in the study, for directories."""
         at = "".join(f"-{key}={_plain(value)}" for key, value in self.axes.items())
-        return (f"{_safe(self.case)}/" if self.case else "") + _safe(self.method + at)
+        return (f"{safe(self.case)}/" if self.case else "") + safe(self.method + at)
 
     def at(self, values: Mapping[str, Any], seed: int, resplit: bool, **more: Any) -> RunConfig:
         """The run with these values of the grid, this seed and further settings, every default written out."""
@@ -226,7 +226,7 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """A text as the name of a file."""
     return re.sub(r"[^\w.=+-]+", "_", text).strip("_")
 
@@ -236,4 +236,4 @@ def path_of(store: Path, branch: Branch, seed: int, trial: Mapping[str, Any] | N
     if trial is None:
         return store / f"{branch.slug}-seed{seed}"
     values = ",".join(f"{key}={_plain(value)}" for key, value in trial.items())
-    return store / "search" / f"{branch.slug}-{_safe(values)}-seed{seed}"
+    return store / "search" / f"{branch.slug}-{safe(values)}-seed{seed}"
