@@ -85,7 +85,7 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 
 def train_set(seen: Seen) -> dict[str, float]:
-    """Loss and accuracy of x' on the data of all clients, not augmented; the objective adds weight decay."""
+    """Loss and accuracy of x' on the data of all clients, not augmented; the objective adds weight decay, if any."""
     fed, objective = seen.work.fed, seen.work.objective
     rows = np.arange(int(fed.offsets[-1])) if fed.order is None else fed.order
     objective.model.bind(seen.new.x)
@@ -99,7 +99,7 @@ def train_set(seen: Seen) -> dict[str, float]:
             count += y.numel()
     loss = total / len(rows)
     decay = 0.5 * objective.weight_decay * float(seen.new.x.double().square().sum())
-    found = {"train_set_loss": loss, "objective": loss + decay}
+    found = {"train_set_loss": loss} | ({"objective": loss + decay} if objective.weight_decay else {})
     return found | ({"train_accuracy": right / count} if count else {})
 
 

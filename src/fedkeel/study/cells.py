@@ -120,7 +120,9 @@ def as_latex(results: Mapping[str, Any]) -> str:
         axes = [name for name in columns_of(results) if name != "case"]
         lines = []
         for row in rows:
-            shown = {name: text for name, (text, _) in table_cells(row).items() if name not in ("chosen", "memory MB", "seconds")}
+            shown = {
+                name: text for name, (text, _) in table_cells(row).items() if name not in ("chosen", "memory MB", "seconds")
+            }
             lines.append({"method": row["method"], **place_of(row, axes), **shown})
         columns = list(lines[0])
         body = [" & ".join(_tex(line.get(column, "")) for column in columns) + r" \\" for line in lines]

@@ -12,7 +12,7 @@ from fedkeel.interrupt import stopped
 from fedkeel.options import NAMES, TaskCommand, task_options, unknown
 
 TASK = [name for name in NAMES if name != "algorithm"]
-OWN = ("algorithms", "seeds", "target", "set", "out", "fresh", "jobs", "search")
+OWN = ("algorithms", "seeds", "target", "set", "out", "fresh", "jobs", "search", "tensorboard", "mlflow", "wandb")
 
 StudyArgument = Annotated[
     Path | None,
@@ -66,6 +66,33 @@ Searching = Annotated[
         show_default=False,
     ),
 ]
+TensorBoard = Annotated[
+    str | None,
+    typer.Option(
+        "--tensorboard",
+        metavar="FOLDER",
+        help="Event files for TensorBoard, too. [dim]E.g. --tensorboard runs/tensorboard[/dim]",
+        show_default=False,
+    ),
+]
+MLflow = Annotated[
+    str | None,
+    typer.Option(
+        "--mlflow",
+        metavar="URI",
+        help="Rows to MLflow, too; '' is its default place. [dim]E.g. --mlflow file:runs/mlflow[/dim]",
+        show_default=False,
+    ),
+]
+Wandb = Annotated[
+    str | None,
+    typer.Option(
+        "--wandb",
+        metavar="PROJECT",
+        help="Rows to Weights & Biases, too. [dim]E.g. --wandb fedkeel[/dim]",
+        show_default=False,
+    ),
+]
 OVER_HELP = (
     "An axis: a setting or hyper-parameter with its values, or a range FROM:TO:POINTS-PER-DECADE; can be given again, then "
     "all combinations are run. [dim]E.g. --over lr=1e-4:1:3 --over concentration=0.1,1[/dim]"
@@ -92,6 +119,9 @@ def compare(
     fresh: Fresh = False,
     jobs: Jobs = None,
     search: Searching = None,
+    tensorboard: TensorBoard = None,
+    mlflow: MLflow = None,
+    wandb: Wandb = None,
 ) -> None:
     """Run several methods on the same task with several seeds, and put them into one table and one page.
 
@@ -101,7 +131,7 @@ def compare(
     """
     _nothing_else(ctx, OWN)
     file = _assembled(_read(study), settings, algorithms, seeds, target, set_, search)
-    _carry_out(ctx, file, out, fresh, jobs)
+    _carry_out(ctx, file, out, fresh, jobs, _trackers(tensorboard, mlflow, wandb))
 
 
 def sweep(
@@ -117,6 +147,9 @@ def sweep(
     fresh: Fresh = False,
     jobs: Jobs = None,
     search: Searching = None,
+    tensorboard: TensorBoard = None,
+    mlflow: MLflow = None,
+    wandb: Wandb = None,
 ) -> None:
     """Run methods over a range of a setting or hyper-parameter, or over two of them, for curves and heat maps.
 
@@ -130,7 +163,14 @@ def sweep(
     file = add_axes(_read(study), over or [])
     if not file["sweep"]:
         raise ValueError("over: there is no axis; for example --over lr=1e-4:1:3, or a table [sweep] in the study file")
-    _carry_out(ctx, _assembled(file, settings, algorithms, seeds, target, set_, search), out, fresh, jobs)
+    _carry_out(
+        ctx,
+        _assembled(file, settings, algorithms, seeds, target, set_, search),
+        out,
+        fresh,
+        jobs,
+        _trackers(tensorboard, mlflow, wandb),
+    )
 
 
 def reproduce(
@@ -164,6 +204,9 @@ def reproduce(
     fresh: Fresh = False,
     jobs: Jobs = None,
     search: Searching = None,
+    tensorboard: TensorBoard = None,
+    mlflow: MLflow = None,
+    wandb: Wandb = None,
 ) -> None:
     """Run a table or figure of one of the five papers, and print the paper's numbers beside ours.
 
@@ -186,7 +229,8 @@ def reproduce(
         return typer.echo(tomli_w.dumps(without_none(file)))
     suffix = "" if scale == "paper" else f"-{scale}"
     store = out or Path("runs") / (recipe.runs + suffix)
-    _carry_out(ctx, file, out or Path("runs") / (name + suffix), fresh, jobs, store)
+    trackers = _trackers(tensorboard, mlflow, wandb)
+    _carry_out(ctx, file, out or Path("runs") / (name + suffix), fresh, jobs, trackers, store)
 
 
 def report(
@@ -244,8 +288,24 @@ def _assembled(
     return changed
 
 
+def _trackers(tensorboard: str | None, mlflow: str | None, wandb: str | None) -> dict[str, str]:
+    """The trackers that are asked for, and their places; an error if one is not installed."""
+    from fedkeel.study.trackers import check
+
+    given = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
+    names = {name: place for name, place in given.items() if place is not None}
+    check(names)
+    return names
+
+
 def _carry_out(
-    ctx: typer.Context, file: dict[str, Any], out: Path, fresh: bool, jobs: int | None, store: Path | None = None
+    ctx: typer.Context,
+    file: dict[str, Any],
+    out: Path,
+    fresh: bool,
+    jobs: int | None,
+    trackers: dict[str, str],
+    store: Path | None = None,
 ) -> None:
     from fedkeel.study import screen
     from fedkeel.study.compare import carry_out
@@ -255,7 +315,7 @@ def _carry_out(
         raise ValueError(f"jobs = {jobs} is not allowed; it must be a whole number >= 1")
     study = Study.read(file)
     with stopped(ctx.obj, lambda: True):
-        results = carry_out(study, out, store=store, fresh=fresh, jobs=jobs, command=ctx.obj)
+        results = carry_out(study, out, store=store, fresh=fresh, jobs=jobs, command=ctx.obj, trackers=trackers)
     screen.comparison(results, out)
     if any(row["errors"] for row in results["rows"]):
         raise typer.Exit(1)

@@ -79,11 +79,20 @@ def curves(results: Mapping[str, Any], rows: Sequence[Row], case: str, style: Ma
     goals = sorted({z for row in rows for z in row["targets"]})
     found = [
         _curve("accuracy-rounds", case, mine, rows, style, "accuracy", "round", "round", goals),
-        _curve("accuracy-floats", case, mine, rows, style, "accuracy", "floats", "floats up and down per participating client", goals),
+        _curve(
+            "accuracy-floats",
+            case,
+            mine,
+            rows,
+            style,
+            "accuracy",
+            "floats",
+            "floats up and down per participating client",
+            goals,
+        ),
     ]
     columns = dict.fromkeys(key for curve in mine.values() for key in curve if key not in ("round", "floats", "accuracy"))
-    for column in columns:
-        found.append(_curve(f"{column}-rounds", case, mine, rows, style, column, "round", "round", []))
+    found += [_curve(f"{z}-rounds", case, mine, rows, style, z, "round", "round", []) for z in columns]
     return [figure for figure in found if figure.legend]
 
 
@@ -107,7 +116,9 @@ def _curve(
             series.append(_series(label_of, style[row["name"]], curve[along], list(curve[column].values())))
     series = [one for one in series if one.x]
     log = column in LOG and all(z is None or z > 0 for one in series for z in one.y)
-    y = svg.fit([z for one in series for z in (*one.y, *(() if log else (*one.low, *one.high)))], log, NAMES.get(column, column))
+    y = svg.fit(
+        [z for one in series for z in (*one.y, *(() if log else (*one.low, *one.high)))], log, NAMES.get(column, column)
+    )
     if column == "accuracy":
         y.low, y.high = max(y.low, 0.0), min(y.high, 1.0)
     x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0))
@@ -115,12 +126,16 @@ def _curve(
     data = {"x": [x.low, x.high], "y": [y.low, y.high], "log": y.log, "unit": along}
     data["series"] = [{"name": one.name, "x": one.x, "y": one.y} for one in series]
     legend = [(one.name, one.look) for one in series]
-    return Figure(name, case, title, svg.lines(series, x, y, goals), svg.lines(series, x, y, goals, alone=True), legend, data)
+    return Figure(
+        name, case, title, svg.lines(series, x, y, goals), svg.lines(series, x, y, goals, alone=True), legend, data
+    )
 
 
 def _series(name: str, number: int, x: Sequence[float], seeds: Sequence[Sequence[float | None]]) -> Series:
     """The mean over seeds and a band of one deviation, at not too many points."""
-    at = sorted({round(i * (len(x) - 1) / (min(POINTS, len(x)) - 1)) for i in range(min(POINTS, len(x)))} if len(x) > 1 else {0})
+    at = sorted(
+        {round(i * (len(x) - 1) / (min(POINTS, len(x)) - 1)) for i in range(min(POINTS, len(x)))} if len(x) > 1 else {0}
+    )
     at = [i for i in at if all(seed[i] is not None for seed in seeds)]
     values = [[float(seed[i] or 0.0) for seed in seeds] for i in at]
     means = [_rounded(statistics.fmean(z)) for z in values]
@@ -149,7 +164,13 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
         lines = []
         for row in rows:
             value = row[f"rounds_to_{name}"]
-            told = spread(row, f"rounds_to_{name}", ".0f") if value is not None else missed_target(row, name) if row["seeds"] else "failed"
+            told = (
+                spread(row, f"rounds_to_{name}", ".0f")
+                if value is not None
+                else missed_target(row, name)
+                if row["seeds"]
+                else "failed"
+            )
             short = row["name"].removeprefix(f"{case} | ")
             lines.append((short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
         lines.sort(key=lambda z: math.inf if z[2] is None else z[2])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = dict[str, Any]
+NOT_RUN = "it has not been run"  # the error of a run that is still to come
 LAST = 10  # rounds in the mean of the last ones
 ACCURACIES = ("final_accuracy", "best_accuracy", "last10_accuracy")
 # Columns of the history that are not measurements of the model.

@@ -1,4 +1,4 @@
-"""A study as one HTML file: it needs no network, follows the reader's light or dark theme and any screen width, and prints."""
+"""A study as one HTML file: no network needed; it follows the reader's theme and screen width, and prints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from fedkeel.study import svg
 from fedkeel.study.cells import columns_of, differs, in_paper_units, place_of, table_cells
 from fedkeel.study.figures import Figure, figures, looks
+from fedkeel.study.numbers import NOT_RUN
 
 Row = Mapping[str, Any]
 
@@ -88,8 +89,8 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
         body.append(f"<tr><th scope=row>{escape(method)}</th>{''.join(cells)}</tr>")
     unit = " (%)" if metric.endswith("accuracy") else ""
     return (
-        f"<section><h2>{escape(metric.replace('_', ' ').capitalize())}{unit}: ours, and below it {escape(paper['where'] or 'the paper')}"
-        "</h2><div class=scroll><table class=papers>"
+        f"<section><h2>{escape(metric.replace('_', ' ').capitalize())}{unit}: ours, and below it "
+        f"{escape(paper['where'] or 'the paper')}</h2><div class=scroll><table class=papers>"
         f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div></section>"
     )
 
@@ -125,12 +126,15 @@ def _table(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
     head = "".join(f"<th scope=col><button type=button>{escape(name)}</button></th>" for name in ("method", *columns))
     body = []
     for row, line in zip(rows, lines, strict=True):
-        failed = f" <span class=alarm>({len(row['errors'])} failed)</span>" if row["errors"] else ""
-        name = f"<th scope=row data-value='{escape(row['method'])}'>{svg.key(style[row['name']])}{escape(row['method'])}{failed}</th>"
+        failed = f" <span class=alarm>({len(row['errors'])} missing)</span>" if row["errors"] else ""
+        method, key = escape(row["method"]), svg.key(style[row["name"]])
+        name = f"<th scope=row data-value='{method}'>{key}{method}{failed}</th>"
         cells = [line.get(column, ("", None)) for column in columns]
         values = ["" if z is None else z for _, z in cells]
         body.append(
-            f"<tr>{name}" + "".join(f"<td data-value='{v}'>{escape(t)}</td>" for (t, _), v in zip(cells, values, strict=True)) + "</tr>"
+            f"<tr>{name}"
+            + "".join(f"<td data-value='{v}'>{escape(t)}</td>" for (t, _), v in zip(cells, values, strict=True))
+            + "</tr>"
         )
     return f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
 
@@ -162,17 +166,22 @@ def _robustness(results: Mapping[str, Any]) -> str:
         f"<td>{escape(one['axis'])}</td><td>{one['best']:.3f}</td><td>{one['decades']:.2g}</td></tr>"
         for one in results["robustness"]
     )
-    head = "<tr><th>method</th><th>case</th><th>at</th><th>over</th><th>best accuracy</th><th>decades within 5 % of it</th></tr>"
+    names = ("method", "case", "at", "over", "best accuracy", "decades within 5 % of it")
+    head = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>"
     table = f"<table class=summary><thead>{head}</thead><tbody>{body}</tbody></table>"
     return f"<section><h2>Robustness</h2><div class=scroll>{table}</div></section>"
 
 
 def _failures(results: Mapping[str, Any]) -> str:
-    failed = [(row["name"], seed, why) for row in results["rows"] for seed, why in row["errors"].items()]
-    if not failed:
-        return ""
-    items = "".join(f"<li><b>{escape(name)}, seed {seed}</b>: {escape(why)}</li>" for name, seed, why in failed)
-    return f"<section class=failed><h2>Runs that failed</h2><ul>{items}</ul></section>"
+    """Two lists: runs with an error, and those of a study under way that are still to come."""
+    every = [(row["name"], seed, why) for row in results["rows"] for seed, why in row["errors"].items()]
+    failed = [(f"{name}, seed {seed}", f": {why}") for name, seed, why in every if why != NOT_RUN]
+    missing = [(f"{name}, seed {seed}", "") for name, seed, why in every if why == NOT_RUN]
+    blocks = []
+    for title, runs in (("Runs that failed", failed), ("Runs that are not complete yet", missing)):
+        items = "".join(f"<li><b>{escape(name)}</b>{escape(why)}</li>" for name, why in runs)
+        blocks += [f"<section class=failed><h2>{title}</h2><ul>{items}</ul></section>"] if runs else []
+    return "".join(blocks)
 
 
 def _search(results: Mapping[str, Any]) -> str:
@@ -186,8 +195,8 @@ def _search(results: Mapping[str, Any]) -> str:
             for trial in one["trials"]
         )
         blocks.append(
-            f"<details><summary>{escape(one['name'])}: {len(one['trials'])} trials, seed {one['seed']}, by {escape(one['metric'])}"
-            f"</summary><table class=trials><tbody>{rows}</tbody></table></details>"
+            f"<details><summary>{escape(one['name'])}: {len(one['trials'])} trials, seed {one['seed']}, "
+            f"by {escape(one['metric'])}</summary><table class=trials><tbody>{rows}</tbody></table></details>"
         )
     return f"<section><h2>Search of hyper-parameters</h2>{''.join(blocks)}</section>" if blocks else ""
 

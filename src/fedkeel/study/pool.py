@@ -19,6 +19,7 @@ from typing import Any
 from fedkeel import config as runs
 from fedkeel.config import RunConfig
 from fedkeel.engine.checkpoint import StorageError
+from fedkeel.study.trackers import tracked
 
 PATIENCE = 0.25  # seconds between two looks at the display
 HEAVY = ("checkpoint.safetensors", "clients.bin", "model.safetensors")  # what the numbers of a run do not need
@@ -46,7 +47,8 @@ def carry_out(job: Job, fed: Any, told: Callable[[dict[str, Any]], None], worker
 
     config = job.config if workers is None or job.config.workers is not None else job.config.changed(workers=workers)
     try:
-        runs.run(config, job.out, resume=True, progress=told, fresh=job.fresh, fed=fed)
+        with tracked(job.trackers, "-".join(job.out.parts[-2:]), config.model_dump(exclude_none=True)) as log:
+            runs.run(config, job.out, resume=True, progress=lambda row: (told(row), log(row)), fresh=job.fresh, fed=fed)
     except StorageError:  # the next run would have nowhere to go, either
         raise
     except Exception as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -84,18 +83,13 @@ def browser() -> str | None:
 
 def draw_png(drawn: Sequence[Figure], folder: Path) -> None:
     """The figures as PNG, twice as large as they stand in the page."""
-    program = browser()
+    words = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     for figure in drawn:
-        name = file_name(figure)
-        height = int(float(figure.alone.partition('viewBox="0 0 ')[2].partition('"')[0].split()[1]))
-        subprocess.run(
-            [str(program), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=2"]
-            + [f"--window-size={svg.WIDTH},{height}", f"--screenshot={name}.png", f"{name}.svg"],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-            env=os.environ | {"HOME": str(folder)} if not os.access(Path.home(), os.W_OK) else None,
-        )
+        name, height = file_name(figure), figure.alone.partition('viewBox="0 0 ')[2].partition('"')[0].split()[1]
+        size = [f"--window-size={svg.WIDTH},{height}", "--force-device-scale-factor=2"]
+        told = subprocess.run([*words, *size, f"--screenshot={name}.png", f"{name}.svg"], cwd=folder, capture_output=True)
+        if not (folder / f"{name}.png").exists():
+            raise RuntimeError(f"png: {words[0]} drew nothing: {told.stderr.decode(errors='replace')[-200:]}")
 
 
 def label_counts(fed: Any, most: int = 200) -> list[list[int]]:

@@ -93,6 +93,8 @@ def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
                 score = row["final_accuracy"] if row["final_accuracy"] is not None else 0.0  # diverged: worth nothing
                 lines.setdefault((row["case"], row["method"], others), []).append((row["axes"][axis], score))
         for (case, method, others), points in lines.items():
+            if max(z for _, z in points) == 0.0:
+                continue
             told.append(
                 {"case": case, "method": method, "at": dict(others), "axis": axis}
                 | {"decades": robust_width(points), "best": max(z for _, z in points)}
@@ -110,7 +112,7 @@ def write(results: Mapping[str, Any], out: Path) -> None:
 
 
 def begin(study: Study, out: Path, store: Path, command: str) -> dict[str, Any]:
-    """Writes study.toml (what `fedkeel compare` can run again) and where runs lie, so that a report needs not wait for the end."""
+    """Writes study.toml (`fedkeel compare` can run it again) and where runs lie: a report need not wait for the end."""
     guarded(out, lambda: out.mkdir(parents=True, exist_ok=True))
     write_atomically(out / "study.toml", tomli_w.dumps(without_none(study.file)).encode())
     origin = {"command": command, "store": os.path.relpath(store, out), "partitions": {}}

@@ -17,12 +17,10 @@ from fedkeel.engine.auto import cores
 from fedkeel.fields import SETTINGS
 from fedkeel.study import pool
 from fedkeel.study.bar import StudyBar
-from fedkeel.study.numbers import Outcome, of_run
+from fedkeel.study.numbers import NOT_RUN, Outcome, of_run
 from fedkeel.study.pool import Job
 from fedkeel.study.search import Trials
 from fedkeel.study.study import Branch, Study, path_of
-
-NOT_RUN = "it has not been run"
 
 
 @dataclass
@@ -57,7 +55,7 @@ def run_study(
 ) -> list[Found]:
     """Runs whatever of a study is not complete. store: where its runs lie; jobs: how many at a time (default: one per core).
 
-    begin: called when all was checked and before anything is run. A run that fails is told in its outcome and stops no other.
+    begin: called when all was checked, before anything is run. A run that fails is told in its outcome, it stops no other.
     """
     plans = [_steps(study, group, store, fresh, trackers or {}) for group in study.groups()]
     total, rounds = _size(study)

@@ -41,7 +41,7 @@ class Branch:
     @property
     def slug(self) -> str:
         """Unique in the study, for directories."""
-        at = "".join(f"-{key}={_plain(value)}" for key, value in self.axes.items())
+        at = "".join(f"-{key}={_plain(value)}" for key, value in sorted(self.axes.items()))
         return (f"{safe(self.case)}/" if self.case else "") + safe(self.method + at)
 
     def at(self, values: Mapping[str, Any], seed: int, resplit: bool, **more: Any) -> RunConfig:
@@ -85,7 +85,7 @@ class Study:
             raise ValueError(f"study: {len(branches)} combinations with all seeds are more than {MANY} runs")
         paper = tuple(_placed(one, file, axes) for one in file.paper)
         return cls(
-            file=dict(values),
+            file=dict(values) | ({"sweep": axes} if axes else {}),
             branches=branches,
             title=file.title,
             about=file.about,

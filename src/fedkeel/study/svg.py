@@ -1,7 +1,7 @@
 """Small plots as SVG text: lines with bands, bars, heat maps and bubbles. No library, no script, no fonts of their own.
 
-Colours of paper, ink and grid come from CSS variables, so a plot inside a page follows its theme; a plot in a file of its own
-brings the same variables along.
+Colours of paper, ink and grid come from CSS variables, so a plot inside a page follows its theme; a plot in a file of its
+own brings the same variables along.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Axis:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             every = max(1, (last - first) // 5)
             tens = [10.0**e for e in range(first, last + 1, every)]
-            return [(z, short(z)) for z in (tens if len(tens) > 1 else [self.low, *tens, self.high])]
+            if len(tens) < 3:  # less than two decades: 2 and 5 in between
+                tens = [z * 10.0**e for e in range(first - 1, last + 1) for z in (1, 2, 5)]
+            return [(z, short(z)) for z in tens if self.low <= z <= self.high * 1.0001]
         step = _step((self.high - self.low) / 5)
         first = math.ceil(self.low / step - 1e-9)
         found = []
@@ -121,12 +123,13 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, goals: Sequence[float] = (
     px, py = _places(x, y)
     parts = [_frame(x, y, px, py)]
     parts += [f'<path class="goal" d="M{px(x.low):.1f} {py(z):.1f}H{px(x.high):.1f}"/>' for z in goals if y.low < z < y.high]
+    faint = 0.15 if len(series) <= 5 else 0.08  # many bands on top of each other hide the lines
     for one in series:
         colour = look(one.look)[0]
         if one.low:
             edge = [*zip(one.x, one.high, strict=True), *reversed(list(zip(one.x, one.low, strict=True)))]
             points = " ".join(f"{px(a):.1f},{py(min(max(b, y.low), y.high)):.1f}" for a, b in edge)
-            parts.append(f'<polygon points="{points}" fill="{colour}" fill-opacity="0.13" data-of="{escape(one.name)}"/>')
+            parts.append(f'<polygon points="{points}" fill="{colour}" fill-opacity="{faint}" data-of="{escape(one.name)}"/>')
     parts += [_line(one, x, px, py) for one in series]
     return _svg(parts, [(one.name, one.look) for one in series] if alone else [])
 
@@ -203,7 +206,9 @@ def heat(values: Sequence[Sequence[float | None]], x: Axis, y: Axis) -> str:
             told = "-" if value is None else f"{value:.3f}".removeprefix("0")
             parts.append(f'<rect x="{a:.1f}" y="{b:.1f}" width="{wide - 1:.1f}" height="{tall - 1:.1f}" fill="{fill}"/>')
             style = f' style="fill:{ink}"' if value is not None else ""
-            parts.append(f'<text x="{a + wide / 2:.1f}" y="{b + tall / 2 + 4:.1f}" text-anchor="middle"{style}>{told}</text>')
+            parts.append(
+                f'<text x="{a + wide / 2:.1f}" y="{b + tall / 2 + 4:.1f}" text-anchor="middle"{style}>{told}</text>'
+            )
     for i, name in enumerate(x.names):
         parts.append(_tick(LEFT + (i + 0.5) * wide, HEIGHT - BOTTOM + 16, name, "middle"))
     for j, name in enumerate(y.names):
@@ -245,7 +250,9 @@ def _frame(x: Axis, y: Axis, px: Callable[[float], float], py: Callable[[float],
     """Grid, ticks and labels."""
     parts = []
     for z, name in y.ticks():
-        parts.append(f'<path class="grid" d="M{LEFT} {py(z):.1f}H{WIDTH - RIGHT}"/>' + _tick(LEFT - 6, py(z) + 4, name, "end"))
+        parts.append(
+            f'<path class="grid" d="M{LEFT} {py(z):.1f}H{WIDTH - RIGHT}"/>' + _tick(LEFT - 6, py(z) + 4, name, "end")
+        )
     for z, name in x.ticks():
         parts.append(_tick(px(z), HEIGHT - BOTTOM + 16, name, "middle"))
     parts.append(f'<path class="grid" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
