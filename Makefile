@@ -7,7 +7,7 @@ TESTED := $(VENV)/.ready-to-test
 
 .PHONY: demo test test-slow lint check bench clean
 
-demo: $(READY)  ## compare seven methods on digits; writes runs/demo/compare.html
+demo: $(READY)  ## compare seven methods on digits; writes runs/demo/report.html
 	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
 
 test: $(TESTED)  ## the fast tests

@@ -10,7 +10,9 @@ import pytest
 from fedkeel import cli, config, directory
 from fedkeel.config import RunConfig
 from fedkeel.study import compare as study
-from fedkeel.study.compare import Outcome, cells, compare, summarise
+from fedkeel.study.cells import cells
+from fedkeel.study.compare import compare
+from fedkeel.study.numbers import Outcome, summarise
 
 SMALL = RunConfig(clients=10, rounds=3, cohort=3, local_steps=2, model="logistic", engine="sequential")
 FLAGS = ["--clients", "10", "--rounds", "3", "--cohort", "3", "--local-steps", "2", "--model", "logistic"]
@@ -38,13 +40,13 @@ def history(*accuracies):
 
 def test_rows_by_hand():
     found = [Outcome("m", 0, history(0.2, 0.9, 0.8)), Outcome("m", 1, history(None, 0.5, 0.9))]
-    row = summarise("m", found, 0.85, 3)
+    row = summarise("m", found, [0.85], 3)
     assert row["final_accuracy"] == pytest.approx(0.85)
     assert row["final_accuracy_std"] == pytest.approx(statistics.stdev([0.8, 0.9]))
     assert row["best_accuracy"] == pytest.approx(0.9)
     assert (row["rounds_to_target"], row["floats_to_target"]) == (2.5, 75.0)  # rounds 2 and 3, 30 floats each
     assert (row["seconds"], row["floats"], row["errors"]) == (1.5, 90.0, {})
-    assert cells(row, 0.85) == {
+    assert cells(row, [0.85]) == {
         "method": "m",
         "final accuracy": "0.850 ± 0.071",
         "best accuracy": "0.900 ± 0.000",
@@ -56,12 +58,12 @@ def test_rows_by_hand():
 
 def test_a_target_that_is_missed():
     found = [Outcome("m", 0, history(0.2, 0.9, 0.8)), Outcome("m", 1, history(0.1, 0.5, 0.6))]
-    some, nobody = summarise("m", found, 0.85, 3), summarise("m", found[1:], 0.85, 3)
-    assert (some["rounds_to_target"], some["reached"]) == (None, 1)
-    assert (cells(some, 0.85)["rounds to 0.85"], cells(some, 0.85)["floats to 0.85"]) == (">3 (1/2)", ">90")
-    assert cells(nobody, 0.85)["rounds to 0.85"] == ">3"
-    assert cells(nobody, 0.85)["final accuracy"] == "0.600"  # one seed has no deviation
-    assert list(cells(nobody, None)) == ["method", "final accuracy", "best accuracy", "seconds"]
+    some, nobody = summarise("m", found, [0.85], 3), summarise("m", found[1:], [0.85], 3)
+    assert (some["rounds_to_target"], some["reached_target"]) == (None, 1)
+    assert (cells(some, [0.85])["rounds to 0.85"], cells(some, [0.85])["floats to 0.85"]) == (">3 (1/2)", ">90")
+    assert cells(nobody, [0.85])["rounds to 0.85"] == ">3"
+    assert cells(nobody, [0.85])["final accuracy"] == "0.600"  # one seed has no deviation
+    assert list(cells(nobody)) == ["method", "final accuracy", "best accuracy", "seconds"]
 
 
 def test_methods_share_split_sampling_batches_and_initial_weights(tmp_path):
@@ -93,7 +95,7 @@ def test_the_page_stands_alone(tmp_path):
     compare(
         SMALL, ["fedavg", "scaffold"], seeds=2, target=0.5, out=tmp_path, progress=False, command="say '</script>' & {{x}}"
     )
-    text = (tmp_path / "compare.html").read_text()
+    text = (tmp_path / "report.html").read_text()
     assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=", text[:5000] + text[-30000:])
     assert "say &#x27;&lt;/script&gt;&#x27; &amp; {{x}}" in text
     assert "prefers-color-scheme: dark" in text
@@ -109,7 +111,7 @@ def test_the_page_stands_alone(tmp_path):
 
 def test_one_seed_has_a_page_without_bands(tmp_path):
     compare(SMALL, ["fedavg"], seeds=1, out=tmp_path, progress=False)
-    drawn = json.loads(re.search(r'id="found">(.*?)</script>', (tmp_path / "compare.html").read_text())[1])
+    drawn = json.loads(re.search(r'id="found">(.*?)</script>', (tmp_path / "report.html").read_text())[1])
     assert [len(figure["data"]) for figure in drawn["figures"]] == [1, 1]
     assert drawn["target"] is None
 
@@ -120,7 +122,7 @@ def test_complete_runs_are_not_run_again(fedkeel, monkeypatch):
     assert code == 0
     assert "fedavg seed 1: accuracy" in err
     assert re.search(r"^ scaffold +0\.\d{3} ± 0\.\d{3} ", out, re.MULTILINE)
-    assert out.splitlines()[-1] == "files: runs/compare/compare.html, table.csv, results.json"
+    assert out.splitlines()[-1] == "files: runs/compare/report.html, table.csv, results.json"
 
     def never(*_, **__):
         raise AssertionError("a run was started")
@@ -149,11 +151,11 @@ def test_a_failing_method_stops_no_other(fedkeel, tmp_path):
     assert re.search(r"failed: fedavg seed 1: fedavg, round \d, client \d+, client: .*NotFinite", out)
     assert re.search(r"^ fedavg +- +- +- +- +- *\n \(2 failed\)", out, re.MULTILINE)
     assert re.search(r"^ scaffold +0\.\d{3} ", out, re.MULTILINE)
-    assert "Runs that failed" in (tmp_path / "runs/compare/compare.html").read_text()
+    assert "Runs that failed" in (tmp_path / "runs/compare/report.html").read_text()
 
 
 def test_an_interrupted_comparison_goes_on(fedkeel, monkeypatch):
-    words = ["compare", *FLAGS, "--algorithms", "fedavg,scaffold", "--seeds", "1"]
+    words = ["compare", *FLAGS, "--algorithms", "fedavg,scaffold", "--seeds", "1", "--jobs", "1"]
     whole = config.run
 
     def interrupted(one, *rest, **options):

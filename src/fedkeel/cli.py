@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import fedkeel
-from fedkeel.options import NAMES, TaskCommand, hyperparameters, merged, task_options, unknown
+from fedkeel.interrupt import stopped
+from fedkeel.options import TaskCommand, merged, task_options
+from fedkeel.study.commands import Fresh, add_commands
 
 if TYPE_CHECKING:
     from fedkeel.config import RunConfig
@@ -36,24 +37,6 @@ Study = Annotated[
         metavar="STUDY.toml",
         help="Settings in a file: the options below with underscores, e.g. batch_size = 20. Options override it. "
         "The config.toml that a run writes is such a file.",
-        show_default=False,
-    ),
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Replace what the directory holds. [dim]E.g. --fresh[/dim]")]
-Seeds = Annotated[
-    int | None,
-    typer.Option(
-        help="Runs of every method, with the seeds SEED, SEED + 1, ... All of them have the same split, that of "
-        "--split-seed. Default 3. [dim]E.g. --seeds 5[/dim]",
-        show_default=False,
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="METHOD.NAME=VALUE",
-        help="A method's hyper-parameter; can be given again. [dim]E.g. --set fedlada.lr=0.01[/dim]",
         show_default=False,
     ),
 ]
@@ -128,85 +111,12 @@ def _train(config: RunConfig, out: Path, fresh: bool) -> None:
             typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
             return show.run_summary(found, out)
         typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")
-    with _stopped(f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)):
+    with stopped(f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)):
         found = runs.run(config, out, resume=True, fresh=fresh).summary()
     show.run_summary(found, out)
 
 
-@contextlib.contextmanager
-def _stopped(command: str, kept: Callable[[], bool]) -> Iterator[None]:
-    """Says how to go on after Ctrl-C or a failed round, if something was kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: {command}" if kept() else "interrupted before the first round", err=True)
-        raise typer.Exit(130) from None
-    except fedkeel.RoundError as error:
-        if kept():
-            error.add_note(f"go on with: {command}")
-        raise
-
-
-@app.command(cls=TaskCommand)
-@task_options(name for name in NAMES if name != "algorithm")
-def compare(
-    ctx: typer.Context,
-    settings: dict[str, Any],
-    study: Study = None,
-    algorithms: Annotated[
-        str, typer.Option(help="Methods. [dim]E.g. --algorithms fedavg,scaffold,fedlada[/dim]", metavar="NAMES")
-    ] = "",
-    seeds: Seeds = None,
-    target: Annotated[
-        float | None,
-        typer.Option(help="Accuracy for rounds and floats to target. [dim]E.g. --target 0.9[/dim]", show_default=False),
-    ] = None,
-    set_: Set = None,
-    out: Annotated[Path, typer.Option(help="Directory of all runs. [dim]E.g. --out runs/mine[/dim]")] = Path("runs/compare"),
-    fresh: Fresh = False,
-) -> None:
-    """Run several methods on the same task with several seeds, and put them into one table and one page.
-
-    A study file may also have seeds, target, and hyper-parameters by method in tables: [bold]\\[methods.fedlada][/bold].
-
-    The same command again continues where it was stopped.
-    """
-    if ctx.args:
-        known = (*NAMES, "algorithms", "seeds", "target", "set", "out", "fresh")
-        hint = "hyper-parameters are set by method here: --set fedavg.lr=0.1"
-        raise unknown(ctx.args[0].partition("=")[0], known, hint)
-    from fedkeel import config as runs
-    from fedkeel import show
-    from fedkeel.study.compare import compare as compare_methods
-
-    given = runs.read_study(study) if study else {}
-    methods = _methods(given.pop("methods", {}), algorithms, set_ or [])
-    filed = {"seeds": given.pop("seeds", 3), "target": given.pop("target", None)}
-    seeds = filed["seeds"] if seeds is None else seeds
-    target = filed["target"] if target is None else target
-    with _stopped(ctx.obj, lambda: True):
-        rows = compare_methods(merged(given, settings), methods, seeds, target, out, fresh=fresh, command=ctx.obj)
-    show.comparison(rows, target, out)
-    if any(row["errors"] for row in rows):
-        raise typer.Exit(1)
-
-
-def _methods(tables: Any, names: str, changes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Methods and their hyper-parameters: the file's tables, narrowed by --algorithms, changed by --set."""
-    if not isinstance(tables, dict) or not all(isinstance(z, dict) for z in tables.values()):
-        raise ValueError("methods: in a study file it must be tables, for example [methods.fedlada] with lr = 0.01")
-    listed = [name.strip() for name in names.split(",") if name.strip()] or list(tables)
-    if len(set(listed)) < len(listed):
-        raise ValueError(f"algorithms = {names!r} is not allowed; it must be different names")
-    methods = {name: dict(tables.get(name, {})) for name in listed}
-    for change in changes:
-        name, dot, pair = change.partition(".")
-        if not dot or "=" not in pair:
-            raise ValueError(f"set = {change!r} is not allowed; it must be METHOD.NAME=VALUE, for example fedlada.lr=0.01")
-        if name not in methods:
-            raise ValueError(f"set = {change!r} is not allowed; {name} is not among the compared: {', '.join(methods)}")
-        methods[name] |= hyperparameters(name, [pair])
-    return methods
+add_commands(app)
 
 
 @app.command()

@@ -73,6 +73,7 @@ class RunConfig(BaseModel):
     weights: str = described("weights")
     seed: int = described("seed")
     evaluate_every: int = described("evaluate_every")
+    metrics: list[str] = described("metrics")
     engine: str = described("engine")
     device: str = described("device")
     workers: int | None = described("workers")
@@ -163,9 +164,11 @@ def resolve(config: RunConfig) -> RunConfig:
     import dataclasses
 
     from fedkeel.core.algorithm import Plan, make
+    from fedkeel.engine.measure import check as check_metrics
     from fedkeel.engine.settings import Settings, check_engine
 
     algo = make(config.algorithm, **config.hyperparameters)
+    check_metrics(config.metrics, algo)
     for name, kind in get_type_hints(type(algo)).items():
         if kind is int and isinstance(value := getattr(algo, name, None), float):
             raise ValueError(f"{algo.name}: {name} = {value!r} is not allowed; it must be a whole number")
@@ -210,7 +213,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """The keywords of `train` that a config holds as they are."""
     keys = ("rounds", "cohort", "local_steps", "weight_decay", "lr_decay", "clip", "weights", "seed", "engine", "device")
     values = {
-        key: getattr(config, key) for key in (*keys, "evaluate_every", "min_clients", "workers", "timeout", "ray_address")
+        key: getattr(config, key) for key in (*keys, "evaluate_every", "metrics", "min_clients", "workers", "timeout", "ray_address")
     }
     batch_size = None if config.batch_size == "all" else config.batch_size
     return values | {"batch_size": batch_size, "local_epochs": 1 if config.local_epochs is None else config.local_epochs}

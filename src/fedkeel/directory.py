@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.config import RunConfig, read_toml
+from fedkeel.fields import SETTINGS
 
 CHECKPOINT = "checkpoint.safetensors"
 FILES = ("config.toml", "metrics.jsonl", CHECKPOINT, "clients.bin", "model.safetensors", "summary.json")
@@ -55,7 +56,8 @@ def difference(path: Path, config: RunConfig) -> str | None:
         return f"{path} holds a run of Python objects"
     ours = config.model_dump(exclude_none=True)
     for key in [key for key in {**ours, **theirs} if key not in HOW]:
-        then, now = theirs.get(key), ours.get(key)
+        missing = SETTINGS[key].default if key in SETTINGS else None  # written before there was such a key
+        then, now = theirs.get(key, missing), ours.get(key)
         if isinstance(then, dict) and isinstance(now, dict) and then != now:
             key = next(name for name in {**now, **then} if then.get(name) != now.get(name))
             then, now = then.get(key), now.get(key)

@@ -122,6 +122,14 @@ SETTINGS = {
     ),
     "seed": Setting(0, "Training", "a whole number >= 0", "Seed of initial weights, sampling and batches.", 1),
     "evaluate_every": Setting(1, "Training", "a whole number >= 0", "Rounds between evaluations; 0: only at the end.", 10),
+    "metrics": Setting(
+        [],
+        "Training",
+        "a list of names: train, gradient_norm, consistency, drift, tracking, qp",
+        "Further measurements at every evaluation, all costly: train (loss and accuracy on all training data), "
+        "gradient_norm, consistency and drift of local models, tracking (error of control variates), qp (GradMA).",
+        ["train", "drift"],
+    ),
     "engine": Setting(
         "auto",
         "Engine",

@@ -47,14 +47,17 @@ def task_options(names: Iterable[str] = NAMES) -> Callable[[Callable[..., Any]],
 
 def _option(name: str) -> inspect.Parameter:
     about = SETTINGS[name]
-    default = "" if about.default is None else f" Default {about.default}."
-    help = f"{about.doc}{default} [dim]E.g. {flag(name)} {about.example}[/dim]"
-    metavar = "NAME" if _is_text(name) else "NUMBER"
+    default = "" if about.default in (None, []) else f" Default {about.default}."
+    example = ",".join(about.example) if isinstance(about.example, list) else about.example
+    help = f"{about.doc}{default} [dim]E.g. {flag(name)} {example}[/dim]"
+    metavar = "NAMES" if isinstance(about.default, list) else "NAME" if _is_text(name) else "NUMBER"
     option = typer.Option(flag(name), help=help, metavar=metavar, show_default=False, rich_help_panel=about.group)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option])
 
 
 def _setting(name: str, text: str) -> Any:
+    if isinstance(SETTINGS[name].default, list):
+        return [part.strip() for part in text.split(",") if part.strip() not in ("", "none")]
     return text if _is_text(name) and text.lower() != "none" else literal(text)
 
 

@@ -65,29 +65,6 @@ def run_summary(found: dict[str, Any], out: Path) -> None:
         print(f"  {name:<10} {line}")
 
 
-def comparison(rows: list[dict[str, Any]], target: float | None, out: Path) -> None:
-    """The end of `fedkeel compare`."""
-    from fedkeel.study.compare import cells
-
-    shown = [cells(row, target) for row in rows]
-    made = table(*(name if name == "method" else ">" + name.replace(" ", "\n", 1) for name in shown[0]))
-    for column in made.columns:  # a narrow screen breaks numbers at their ±, it does not cut them
-        column.no_wrap = column is made.columns[0]
-    for row in shown:
-        made.add_row(*row.values())
-    screen = console()
-    screen.print(made)
-    if target is not None:
-        screen.print(
-            "floats: up and down, per participating client, until the target; "
-            f">{rows[0]['rounds']}: not reached by all seeds (2/3: by two of three)"
-        )
-    for row in rows:
-        for seed, why in row["errors"].items():
-            screen.print(f"failed: {row['method']} seed {seed}: {why}", soft_wrap=True)
-    screen.print(f"files: {out / 'compare.html'}, table.csv, results.json", soft_wrap=True)
-
-
 # Methods --------------------------------------------------------------------------------------------------------------
 
 

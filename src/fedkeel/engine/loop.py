@@ -30,6 +30,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.engine import auto, seeding
 from fedkeel.engine.checkpoint import guarded, load_checkpoint, save_checkpoint, server_from
 from fedkeel.engine.evaluate import evaluate
+from fedkeel.engine.measure import Seen, measure
 from fedkeel.engine.processes import Processes
 from fedkeel.engine.run import Clients, Run, RunDirectory
 from fedkeel.engine.sequential import Sequential, describe
@@ -61,6 +62,7 @@ class Answers:
     up: float  # mean floats that a client sent
     loss: float  # weighted mean of the clients' losses
     faults: dict[str, str]  # client -> why it was dropped
+    uploads: Any  # record of [S, ...]
 
 
 class Trainer:
@@ -81,8 +83,10 @@ class Trainer:
         timeout: float | None,
         ray: dict[str, str],
         config: dict[str, Any],
+        metrics: Sequence[str] = (),
     ) -> None:
         self.model, self.fed, self.settings, self.timeout, self.config = model, fed, settings, timeout, config
+        self.metrics = metrics
         self.N, self.S = len(fed), settings.largest_cohort(len(fed))
         steps = settings.steps_of(fed.sizes)
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=float(steps.mean()), T=settings.rounds))
@@ -141,7 +145,7 @@ class Trainer:
         if self.algo.surveys(t):
             survey = self._exchange(runner, self._jobs("survey", t, ids), "prepare")
             ids, up, faults = survey.r.ids.tolist(), survey.up, survey.faults
-        jobs = self._jobs("client", t, ids)
+        jobs, old = self._jobs("client", t, ids), self.server
         answers = self._exchange(runner, jobs, "server")
         row = {
             "round": t,
@@ -154,6 +158,8 @@ class Trainer:
         }
         try:
             row |= self._evaluation(t) | (self.warmup if t == 0 else {})
+            if self.metrics and self._evaluates(t):
+                row |= self._measured(old, answers)
         except Exception as error:
             raise RoundError(self.algo.name, t, None, "evaluate", describe(error)) from error
         row["seconds"] = time.perf_counter() - start
@@ -186,7 +192,7 @@ class Trainer:
                 self.store.commit(jobs.ids[position], slot)
         faults = {str(jobs.ids[position]): why for position, why in sorted(uploads.faults.items())}
         loss = math.fsum((r.p * losses).tolist())  # exact: a dot product may depend on where the numbers lie
-        return Answers(r, self._cost_up(up, r), loss, faults)
+        return Answers(r, self._cost_up(up, r), loss, faults, up)
 
     def _enough(self, jobs: Jobs, uploads: Uploads, kept: list[int]) -> None:
         """Too few good answers stop the run, with a checkpoint from which it can go on."""
@@ -236,9 +242,18 @@ class Trainer:
         extra = sum(getattr(up, name)[0].numel() for name in tracked)
         return always + extra * float(r.drawn.tracks.mean()) if tracked else float(always)
 
-    def _evaluation(self, t: int) -> dict[str, Any]:
+    def _evaluates(self, t: int) -> bool:
         every, last = self.settings.evaluate_every, t == self.settings.rounds - 1
-        if self.fed.test is None or not (last or (every and (t + 1) % every == 0)):
+        return last or bool(every and (t + 1) % every == 0)
+
+    def _measured(self, old: Any, answers: Answers) -> dict[str, float]:
+        sizes = self.fed.sizes.astype(float)
+        weights = sizes / sizes.sum() if self.settings.weights == "samples" else np.full(self.N, 1 / self.N)
+        seen = Seen(self.work, old.x, old, self.server, answers.uploads, answers.r, self.store, self.buffers, weights)
+        return measure(self.metrics, seen)
+
+    def _evaluation(self, t: int) -> dict[str, Any]:
+        if self.fed.test is None or not self._evaluates(t):
             return {"test_accuracy": None, "test_loss": None}
         row = self._tested(self.fed.test, self.buffers)
         if self.model.private:  # clients with layers of their own: the mean over those that took part
@@ -256,7 +271,7 @@ class Trainer:
     def _runner(self) -> Any:
         if self.engine == "auto":
             jobs = self._jobs("client", 0, self.settings.participants(0, self.N))
-            self.engine, self.why = auto.choose(self.work, self.store, jobs, self.settings.rounds - self.t)
+            self.engine, self.why = auto.choose(self.work, self.store, jobs, self.settings.rounds - self.t, self.workers)
         if self.engine == "processes":
             down = down_record(self.algo, self.server)
             workers = min(self.workers or auto.cores(), self.S)

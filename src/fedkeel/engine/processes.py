@@ -33,7 +33,7 @@ DEATHS = 3  # of workers over one client, until the client is given up for the r
 AHEAD = 2  # tasks a worker holds, so that it never waits for the next one
 
 
-def _die_with(driver: int) -> None:
+def die_with(driver: int) -> None:
     """Ends this worker with the driver, even in the middle of a client: a resumed run may already write to the slot of
     the store that it was going to fill. Elsewhere than on Linux it lives until it has finished the client."""
     if _libc is not None:
@@ -89,7 +89,7 @@ class Processes:
 
     def _serve(self, pipe: Connection, others: list[Connection], driver: int) -> None:
         """The life of a worker: read a task, run the client, leave the result in shared memory."""
-        _die_with(driver)
+        die_with(driver)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
         for other in others:  # or this process would keep its siblings' pipes open after the driver's death
             other.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -74,7 +75,18 @@ class Run:
             "dropped": sum(row["dropped"] for row in self.history),
             "engine": self.engine,
             "engine_reason": self.why,
+            "memory_mb": peak_memory(),
         }
+
+
+def peak_memory() -> float | None:
+    """Most memory that this process ever held, in MB, data included; worker processes of a run are not counted."""
+    if fcntl is None:
+        return None
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 class RunDirectory:

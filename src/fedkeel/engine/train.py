@@ -18,6 +18,7 @@ from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
 from fedkeel.engine.evaluate import check_fit, cross_entropy
 from fedkeel.engine.loop import Trainer
+from fedkeel.engine.measure import check as check_metrics
 from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.run import Run
 from fedkeel.engine.sequential import describe
@@ -75,6 +76,7 @@ def train(
     timeout: float | None = None,
     ray_address: str = "local",
     store: str = "auto",
+    metrics: Sequence[str] = (),
     config: dict[str, Any] | None = None,
 ) -> Run:
     """Trains `model` over the clients of `fed` and returns the result.
@@ -91,6 +93,8 @@ def train(
     min_clients: a round with fewer good answers stops the run.  timeout: seconds per client, for worker processes.
     ray_address: for engine="ray": "local" starts Ray on this machine, "auto" joins the cluster that runs here, or host:port.
     store: where client memory lives: "auto" is in memory, or in `out` if there is one; "disk" is a temporary file.
+
+    metrics: further measurements at every evaluation: train, gradient_norm, consistency, drift, tracking, qp (costly).
 
     >>> fed = load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
     >>> run = train(lambda: mlp(64, 10), fed, "fedlada", rounds=100, cohort=10)
@@ -126,13 +130,14 @@ def train(
     check_fit(flat, fed, (fed.x, fed.y), own_loss=loss is not None)
     if fed.test is not None:
         check_fit(flat, fed, fed.test, own_loss=loss is not None, where="test: ")
+    check_metrics(metrics, algo)
     objective = Objective(flat, loss or cross_entropy, weight_decay, clip)
     if config is None:
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
     ray = {"address": ray_address, "device": device}
     out = Path(out) if out else None
-    trainer = Trainer(flat, fed, algo, settings, objective, engine, out, resume, store, workers, timeout, ray, config)
+    trainer = Trainer(flat, fed, algo, settings, objective, engine, out, resume, store, workers, timeout, ray, config, metrics)
     if callable(progress):
         return trainer.fit(progress)
     if not progress:

@@ -2,51 +2,90 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedkeel.progress import score
+from fedkeel.study.pool import Job
+
+SHOWN = 0.1  # seconds between two drawings
 
 
 class StudyBar:
-    """The bar counts rounds, not runs, so that the time left is known within the first run."""
+    """The bar counts rounds, not runs, so that the time left is known within the first run.
 
-    def __init__(self, runs: int, rounds: int, complete: int, shown: bool) -> None:
-        self.runs, self.rounds, self.done, self.last = runs, rounds, complete, ""
+    It is drawn when something happens and not by a thread: a process with threads cannot be forked safely.
+    """
+
+    def __init__(self, runs: int, rounds: int, shown: bool) -> None:
+        self.runs, self.done, self.failed, self.shown = runs, 0, 0, shown
+        self.going: dict[Job, dict[str, Any]] = {}  # runs under way, and the last row of each
+        self.drawn, self.best = 0.0, ""
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[score]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(elapsed_when_finished=False),
             console=Console(stderr=True, highlight=False),
-            disable=not shown or complete == runs,
+            auto_refresh=False,
+            disable=not shown,
         )
-        self.task = self.progress.add_task("", total=runs * rounds, completed=complete * rounds, score="")
-        self.shown = shown
-        self.say(f"{complete} of {runs} runs are complete already" if complete else "")
+        self.rounds, self.rounds_done = rounds, 0
+        self.task = self.progress.add_task("", total=rounds, score="")
 
     def __enter__(self) -> Self:
-        self.progress.start()
-        return self
+        return self  # it appears with the first run that is started
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.progress.live.is_started:
+            self.progress.refresh()
+            self.progress.stop()
 
-    def begin(self, name: str) -> None:
-        self.progress.update(self.task, description=f"{self.done + 1}/{self.runs} {name}", score="")
+    def already(self, jobs: Sequence[Job]) -> None:
+        """These runs were there before: they count neither as work done nor for the time left."""
+        self.done += len(jobs)
+        self.rounds -= sum(job.config.rounds for job in jobs)
+        self.progress.update(self.task, total=max(self.rounds, 1), completed=self.rounds_done)
 
-    def __call__(self, row: dict[str, Any]) -> None:
-        """Called with every row of the present run's history."""
-        self.progress.update(self.task, completed=self.done * self.rounds + row["round"] + 1, score=score(row))
+    def announce(self, complete: int) -> None:
+        self.say(f"{complete} of {self.runs} runs are complete already" if complete else "")
 
-    def end(self, line: str) -> None:
+    def begin(self, job: Job) -> None:
+        self.progress.start()
+        self.going[job] = {"round": -1}
+        self.refresh(now=True)
+
+    def row(self, job: Job, row: dict[str, Any]) -> None:
+        """Called with every row of a run's history."""
+        self.going[job] = row
+        self.refresh()
+
+    def refresh(self, now: bool = False) -> None:
+        if not now and time.monotonic() - self.drawn < SHOWN:
+            return
+        self.drawn = time.monotonic()
+        rounds = self.rounds_done + sum(row["round"] + 1 for row in self.going.values())
+        names = ", ".join(job.name for job in self.going)
+        scores = ", ".join(score(row) for row in self.going.values() if row["round"] >= 0)
+        failed = f", {self.failed} failed" if self.failed else ""
+        told = f"{self.done}/{self.runs} runs{failed}; {names[:60]}"
+        self.progress.update(self.task, completed=rounds, description=told, score=scores[:60])
+        self.progress.refresh()
+
+    def end(self, job: Job, error: str | None) -> None:
+        row = self.going.pop(job, {"round": -1})
         self.done += 1
-        self.progress.update(self.task, completed=self.done * self.rounds)
-        self.say(line)
+        self.rounds_done += job.config.rounds
+        self.failed += error is not None
+        told = f"failed: {error}" if error else f"{score(row)}" if row["round"] >= 0 else "complete"
+        self.say(f"{job.name}: {told}")
+        self.refresh(now=True)
 
     def say(self, line: str) -> None:
         if self.shown and line:

@@ -1,124 +1,204 @@
-"""The comparison as one HTML file: it needs no network, follows the reader's light or dark theme and any screen width."""
+"""A study as one HTML file: no network needed; it follows the reader's theme and screen width, and prints."""
 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (invisible on white); the
-# dashes carry the same information a second time, and 7 x 6 of them are all different.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C")
-DASHES = {"solid": "", "dash": "8 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "13 4", "longdashdot": "13 3 2 3"}
+from fedkeel.study import svg
+from fedkeel.study.cells import columns_of, differs, in_paper_units, place_of, table_cells
+from fedkeel.study.figures import Figure, figures, looks
+from fedkeel.study.numbers import NOT_RUN
+
+Row = Mapping[str, Any]
 
 
-def style(number: int) -> tuple[str, str]:
-    """(colour, dash) of a method's line."""
-    return COLOURS[number % len(COLOURS)], list(DASHES)[number % len(DASHES)]
-
-
-def page(results: Mapping[str, Any]) -> str:
-    """The page of what `compare` found (the content of its results.json)."""
-    from plotly.offline import get_plotlyjs
-
-    figures = [
-        {"id": "rounds", "data": _traces(results["curves"], "round"), "x": "round"},
-        {"id": "floats", "data": _traces(results["curves"], "floats"), "x": "floats up and down per participating client"},
-    ]
+def page(results: Mapping[str, Any], drawn: Sequence[Figure] | None = None) -> str:
+    """The page of what a study found (the content of its results.json)."""
+    drawn = figures(results) if drawn is None else drawn
     parts = {
-        "title": escape(_title(results["task"])),
+        "title": escape(results["title"] or _title(results)),
         "subtitle": escape(_subtitle(results)),
-        "table": _table(results),
-        "note": _note(results),
+        "about": f"<p class=about>{escape(results['about'])}</p>" if results["about"] else "",
+        "papers": "".join(_beside_paper(results, paper) for paper in results["paper"]),
+        "cases": "".join(_case(results, case, drawn) for case in results["cases"]),
+        "robustness": _robustness(results),
         "failures": _failures(results),
+        "search": _search(results),
         "settings": _pairs(results["task"]),
         "methods": "".join(
             f"<tr><th scope=row>{escape(name)}</th><td>{_inline(values)}</td></tr>"
             for name, values in results["methods"].items()
         ),
-        "versions": _pairs(results["versions"]),
+        "seeds": ", ".join(map(str, results["seeds"])),
+        "versions": _pairs(results["versions"] | {"machine": results["machine"]}),
         "command": escape(results["command"] or "made from Python: fedkeel.study.compare.compare(...)"),
-        "figures": json.dumps({"figures": figures, "target": results["target"]}).replace("</", "<\\/"),
-        "plotly": get_plotlyjs(),
+        "found": json.dumps({_id(one): one.data for one in drawn if one.data}).replace("</", "<\\/"),
+        "box": json.dumps([svg.WIDTH, svg.HEIGHT, svg.LEFT, svg.RIGHT, svg.TOP, svg.BOTTOM]),
+        "plotstyle": svg.CLASSES,
     }
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     head, *rest = text.split("{{")  # not str.replace in turn: what one part contains must not be taken for a placeholder
     return head + "".join(parts[name] + after for name, _, after in (piece.partition("}}") for piece in rest))
 
 
-def _title(task: Mapping[str, Any]) -> str:
+def _title(results: Mapping[str, Any]) -> str:
+    task = results["task"]
     options = [f"{key} {task[key]}" for key in ("concentration", "per_client") if key in task]
-    return f"{task['data']}, {task['split']}{' (' + ', '.join(options) + ')' if options else ''}, {task['clients']} clients"
+    names = [str(task[key]) for key in ("data", "split") if key in task] + options
+    return ", ".join([*names, f"{task['clients']} clients"] if "clients" in task else names) or "Comparison"
 
 
 def _subtitle(results: Mapping[str, Any]) -> str:
     task, seeds = results["task"], results["seeds"]
-    share = f"{task['cohort']:.0%} of the" if isinstance(task["cohort"], float) else str(task["cohort"])
+    parts = [str(task["model"])] if "model" in task else []
+    parts += [f"{task['rounds']} rounds"] if "rounds" in task else []
+    if "cohort" in task:
+        share = f"{task['cohort']:.0%} of the" if isinstance(task["cohort"], float) else str(task["cohort"])
+        parts.append(f"{share} clients a round")
     many = f"mean over seeds {', '.join(map(str, seeds))}; ± and bands: standard deviation"
-    return f"{task['model']}, {task['rounds']} rounds, {share} clients a round; " + (
-        many if len(seeds) > 1 else f"seed {seeds[0]}"
+    return "; ".join([", ".join(parts)] * bool(parts) + [many if len(seeds) > 1 else f"seed {seeds[0]}"])
+
+
+# Ours beside the paper's ----------------------------------------------------------------------------------------------
+
+
+def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
+    metric = paper["metric"]
+    rows = [row for row in results["rows"] if metric in row["paper"]]
+    if not rows:
+        return ""
+    head = "".join(f"<th scope=col>{escape(_plain(z))}</th>" for z in paper["at"])
+    body = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        at = {repr(z): row for row in rows if row["method"] == method for z in (row["case"], *row["axes"].values())}
+        if paper["at"] == [""]:
+            at = {repr(""): next(row for row in rows if row["method"] == method)}
+        cells = []
+        for z in paper["at"]:
+            row = at.get(repr(z))
+            if row is None:
+                cells.append("<td></td>")
+                continue
+            apart = " <abbr title='apart by more than the two deviations'>≠</abbr>" * differs(row, metric)
+            ours, theirs = escape(in_paper_units(row, metric)), escape(str(row["paper"][metric]))
+            cells.append(f"<td>{ours}{apart}<br><span class=theirs>{theirs}</span></td>")
+        body.append(f"<tr><th scope=row>{escape(method)}</th>{''.join(cells)}</tr>")
+    unit = " (%)" if metric.endswith("accuracy") else ""
+    return (
+        f"<section><h2>{escape(metric.replace('_', ' ').capitalize())}{unit}: ours, and below it "
+        f"{escape(paper['where'] or 'the paper')}</h2><div class=scroll><table class=papers>"
+        f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div></section>"
     )
 
 
-def _traces(curves: Mapping[str, Any], x: str) -> list[dict[str, Any]]:
-    """A mean line per method and, where there are several seeds, a band of one standard deviation around it."""
-    traces: list[dict[str, Any]] = []
-    for number, (name, curve) in enumerate(curves.items()):
-        by_round = list(zip(*curve["accuracy"].values(), strict=True))
-        if not by_round:
-            continue
-        colour, dash = style(number)
-        means = [statistics.fmean(z) for z in by_round]
-        shared = {"x": curve[x], "type": "scatter", "mode": "lines", "name": name, "legendgroup": name}
-        if len(by_round[0]) > 1:
-            spreads = [statistics.stdev(z) for z in by_round]
-            edge = {**shared, "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-            low = [a - b for a, b in zip(means, spreads, strict=True)]
-            high = [a + b for a, b in zip(means, spreads, strict=True)]
-            traces.append({**edge, "y": low})
-            traces.append({**edge, "y": high, "fill": "tonexty", "fillcolor": _faint(colour)})
-        traces.append({**shared, "y": means, "line": {"color": colour, "dash": dash, "width": 2.2}})
-    return traces
+# Cases ----------------------------------------------------------------------------------------------------------------
 
 
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.16)"
+def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> str:
+    rows = [row for row in results["rows"] if row["case"] == case]
+    own = ", ".join(f"{key} {value}" for key, value in results["cases"][case].items()) if case else ""
+    note = ""
+    if any(row["targets"] for row in rows):
+        note = (
+            "<p class=note>Floats: up and down, per participating client, until the target (4 bytes each). "
+            f"&gt;{rows[0]['rounds']}: not reached by all seeds (2/3: by two of three).</p>"
+        )
+    shown = [one for one in drawn if one.case == case]
+    return (
+        f"<section class=case><h2>{escape(case or 'Summary')}</h2>"
+        + (f"<p class=note>{escape(own)}</p>" if own else "")
+        + f"<div class=scroll><table class=summary>{_table(results, rows)}</table></div>{note}"
+        + f"<div class=plots>{''.join(_figure(one) for one in shown)}</div></section>"
+    )
 
 
-def _table(results: Mapping[str, Any]) -> str:
-    from fedkeel.study.compare import cells
-
-    rows = [cells(row, results["target"]) for row in results["rows"]]
-    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in rows[0])
+def _table(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    style, axes = looks(results), [name for name in columns_of(results) if name != "case"]
+    lines = []
+    for row in rows:
+        cells = {name: (text, row["axes"].get(name)) for name, text in place_of(row, axes).items()}
+        lines.append(cells | table_cells(row))
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    head = "".join(f"<th scope=col><button type=button>{escape(name)}</button></th>" for name in ("method", *columns))
     body = []
-    for number, row in enumerate(rows):
-        name, *rest = row.values()
-        colour, dash = style(number)
-        line = f"<line x2='34' y1='4' y2='4' stroke='{colour}' stroke-width='3' stroke-dasharray='{DASHES[dash]}'/>"
-        key = f"<svg width='34' height='8' aria-hidden='true'>{line}</svg>"
-        body.append(f"<tr><th scope=row>{key}{escape(name)}</th>" + "".join(f"<td>{escape(z)}</td>" for z in rest) + "</tr>")
+    for row, line in zip(rows, lines, strict=True):
+        failed = f" <span class=alarm>({len(row['errors'])} missing)</span>" if row["errors"] else ""
+        method, key = escape(row["method"]), svg.key(style[row["name"]])
+        name = f"<th scope=row data-value='{method}'>{key}{method}{failed}</th>"
+        cells = [line.get(column, ("", None)) for column in columns]
+        values = ["" if z is None else z for _, z in cells]
+        body.append(
+            f"<tr>{name}"
+            + "".join(f"<td data-value='{v}'>{escape(t)}</td>" for (t, _), v in zip(cells, values, strict=True))
+            + "</tr>"
+        )
     return f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
 
 
-def _note(results: Mapping[str, Any]) -> str:
-    if results["target"] is None:
-        return ""
+def _id(figure: Figure) -> str:
+    return f"{figure.case}/{figure.name}"
+
+
+def _figure(figure: Figure) -> str:
+    keys = "".join(
+        f"<button type=button data-name='{escape(name)}' aria-pressed=true>{svg.key(number)}{escape(name)}</button>"
+        for name, number in figure.legend
+    )
+    legend = f"<div class=legend>{keys}</div>" if keys else ""
     return (
-        "<p class=note>Floats: up and down, per participating client, until the target. "
-        f"&gt;{results['task']['rounds']}: not reached by all seeds (2/3: by two of three).</p>"
+        f"<figure data-id='{escape(_id(figure))}'><figcaption>{escape(figure.title)}</figcaption>"
+        f"<div class=canvas>{figure.inline}</div>{legend}</figure>"
     )
 
 
-def _failures(results: Mapping[str, Any]) -> str:
-    failed = [(row["method"], seed, why) for row in results["rows"] for seed, why in row["errors"].items()]
-    if not failed:
+# The rest -------------------------------------------------------------------------------------------------------------
+
+
+def _robustness(results: Mapping[str, Any]) -> str:
+    if not results["robustness"]:
         return ""
-    items = "".join(f"<li><b>{escape(name)}, seed {seed}</b>: {escape(why)}</li>" for name, seed, why in failed)
-    return f"<section class=failed><h2>Runs that failed</h2><ul>{items}</ul></section>"
+    body = "".join(
+        f"<tr><th scope=row>{escape(one['method'])}</th><td>{escape(one['case'])}</td><td>{escape(_inline(one['at']))}</td>"
+        f"<td>{escape(one['axis'])}</td><td>{one['best']:.3f}</td><td>{one['decades']:.2g}</td></tr>"
+        for one in results["robustness"]
+    )
+    names = ("method", "case", "at", "over", "best accuracy", "decades within 5 % of it")
+    head = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>"
+    table = f"<table class=summary><thead>{head}</thead><tbody>{body}</tbody></table>"
+    return f"<section><h2>Robustness</h2><div class=scroll>{table}</div></section>"
+
+
+def _failures(results: Mapping[str, Any]) -> str:
+    """Two lists: runs with an error, and those of a study under way that are still to come."""
+    every = [(row["name"], seed, why) for row in results["rows"] for seed, why in row["errors"].items()]
+    failed = [(f"{name}, seed {seed}", f": {why}") for name, seed, why in every if why != NOT_RUN]
+    missing = [(f"{name}, seed {seed}", "") for name, seed, why in every if why == NOT_RUN]
+    blocks = []
+    for title, runs in (("Runs that failed", failed), ("Runs that are not complete yet", missing)):
+        items = "".join(f"<li><b>{escape(name)}</b>{escape(why)}</li>" for name, why in runs)
+        blocks += [f"<section class=failed><h2>{title}</h2><ul>{items}</ul></section>"] if runs else []
+    return "".join(blocks)
+
+
+def _search(results: Mapping[str, Any]) -> str:
+    """What was tried on the seed of the search, and what was chosen."""
+    blocks = []
+    for one in results["search"]:
+        rows = "".join(
+            f"<tr class={'chosen' if trial['chosen'] else 'tried'}><td>"
+            + escape(_inline({key: z for key, z in trial.items() if key not in ("score", "chosen")}))
+            + f"</td><td>{'failed' if trial['score'] is None else format(trial['score'], '.4g')}</td></tr>"
+            for trial in one["trials"]
+        )
+        blocks.append(
+            f"<details><summary>{escape(one['name'])}: {len(one['trials'])} trials, seed {one['seed']}, "
+            f"by {escape(one['metric'])}</summary><table class=trials><tbody>{rows}</tbody></table></details>"
+        )
+    return f"<section><h2>Search of hyper-parameters</h2>{''.join(blocks)}</section>" if blocks else ""
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -126,4 +206,8 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _inline(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{escape(key)} = {escape(str(value))}" for key, value in values.items())
+    return ", ".join(f"{escape(key)} = {escape(_plain(value))}" for key, value in values.items())
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

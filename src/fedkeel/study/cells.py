@@ -1,0 +1,139 @@
+"""Rows of results as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedkeel.study.numbers import ACCURACIES, target_name
+
+Row = Mapping[str, Any]
+
+
+def spread(row: Row, name: str, form: str, scale: float = 1.0) -> str:
+    """mean ± deviation of a number, '-' if there is none."""
+    if row.get(name) is None:
+        return "-"
+    deviation = row.get(f"{name}_std")
+    return f"{row[name] * scale:{form}}" + (f" ± {deviation * scale:{form}}" if deviation is not None else "")
+
+
+def cells(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
+    """A row of the summary; a target that not all seeds reached is `>rounds`, with the share that did."""
+    from fedkeel.show import amount
+
+    shown = {"method": row["method"], "final accuracy": spread(row, "final_accuracy", ".3f")}
+    shown["best accuracy"] = spread(row, "best_accuracy", ".3f")
+    for number, target in enumerate(targets):
+        name = target_name(number)
+        missed = row[f"rounds_to_{name}"] is None and row["seeds"] > 0
+        shown[f"rounds to {target:g}"] = missed_target(row, name) if missed else spread(row, f"rounds_to_{name}", ".1f")
+        floats = row["floats"] if missed else row[f"floats_to_{name}"]
+        shown[f"floats to {target:g}"] = "-" if floats is None else ">" * missed + amount(floats)
+    shown["seconds"] = "-" if row["seconds_std"] is None and row["seeds"] == 0 else f"{row['seconds']:.1f}"
+    if row["errors"]:
+        shown["method"] += f"\n({len(row['errors'])} failed)"
+    return shown
+
+
+def missed_target(row: Row, name: str) -> str:
+    reached = row[f"reached_{name}"]
+    return f">{row['rounds']}" + (f" ({reached}/{row['seeds']})" if reached else "")
+
+
+def in_paper_units(row: Row, metric: str) -> str:
+    """Our number as papers print it: accuracies in percent, costs as they are."""
+    if metric in ACCURACIES or metric.endswith("accuracy"):
+        return spread(row, metric, ".2f", 100)
+    if row.get(metric) is None and "_to_" in metric and row["seeds"]:
+        return missed_target(row, metric.partition("_to_")[2])
+    return spread(row, metric, ".4g" if "norm" in metric or "loss" in metric else ".1f")
+
+
+def columns_of(results: Mapping[str, Any]) -> list[str]:
+    """Settings that tell the rows of a study apart: the case, if there are several, and the axes."""
+    several = len({row["case"] for row in results["rows"]}) > 1
+    return (["case"] if several else []) + list(results["axes"])
+
+
+def place_of(row: Row, columns: Sequence[str]) -> dict[str, str]:
+    """Where a row stands in the study."""
+    at = {"case": row["case"], **row["axes"]}
+    return {name: _plain(at.get(name)) for name in columns}
+
+
+def _plain(value: Any) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def table_cells(row: Row) -> dict[str, tuple[str, float | None]]:
+    """All numbers of a row that the report shows: column -> (text, number to sort by)."""
+    from fedkeel.show import amount
+
+    found: dict[str, tuple[str, float | None]] = {}
+    for name in ACCURACIES:
+        label = "mean of last 10" if name.startswith("last10") else name.replace("_", " ")
+        found[label] = spread(row, name, ".4f"), row[name]
+    for number, target in enumerate(row["targets"]):
+        name = target_name(number)
+        rounds, missed = row[f"rounds_to_{name}"], row[f"rounds_to_{name}"] is None and row["seeds"] > 0
+        told = missed_target(row, name) if missed else spread(row, f"rounds_to_{name}", ".1f")
+        found[f"rounds to {target:g}"] = told, rounds
+        for kind, label in (("floats", "floats"), ("up", "floats up")):
+            value = row[f"{kind}_to_{name}"]
+            found[f"{label} to {target:g}"] = "-" if value is None else amount(value), value
+        if row.get(f"cost_to_{name}") is not None:
+            found[f"paper's cost to {target:g}"] = spread(row, f"cost_to_{name}", ".1f"), row[f"cost_to_{name}"]
+    for name in [key for key in row if key.startswith("final_") and key not in ACCURACIES and not key.endswith("_std")]:
+        found[name.replace("_", " ")] = spread(row, name, ".4g"), row[name]
+    found["seconds"] = spread(row, "seconds", ".1f").partition(" ")[0], row["seconds"]
+    if row.get("memory_mb") is not None:
+        found["memory MB"] = f"{row['memory_mb']:.0f}", row["memory_mb"]
+    if row["chosen"]:
+        found["chosen"] = ", ".join(f"{key} {_plain(z)}" for key, z in row["chosen"].items()), None
+    return found
+
+
+def printed(text: Any) -> tuple[float, float] | None:
+    """A paper's number as (mean, deviation); None if it has none."""
+    mean, _, deviation = str(text).partition("±")
+    try:
+        return float(mean), float(deviation or 0)
+    except ValueError:
+        return None
+
+
+def differs(row: Row, metric: str) -> bool:
+    """Is our number apart from the paper's by more than the two deviations together?"""
+    theirs, ours = printed(row["paper"][metric]), row.get(metric)
+    if theirs is None or ours is None:
+        return (theirs is None) != (ours is None) and row["seeds"] > 0
+    scale = 100 if metric.endswith("accuracy") else 1
+    return abs(ours * scale - theirs[0]) > theirs[1] + scale * (row.get(f"{metric}_std") or 0.0)
+
+
+def as_latex(results: Mapping[str, Any]) -> str:
+    """The summary as LaTeX tables, one per case; needs the package booktabs."""
+    blocks = []
+    for case in results["cases"]:
+        rows = [row for row in results["rows"] if row["case"] == case]
+        axes = [name for name in columns_of(results) if name != "case"]
+        lines = []
+        for row in rows:
+            shown = {
+                name: text for name, (text, _) in table_cells(row).items() if name not in ("chosen", "memory MB", "seconds")
+            }
+            lines.append({"method": row["method"], **place_of(row, axes), **shown})
+        columns = list(lines[0])
+        body = [" & ".join(_tex(line.get(column, "")) for column in columns) + r" \\" for line in lines]
+        head = " & ".join(map(_tex, columns)) + r" \\"
+        caption = [f"% {_tex(case)}"] if case else []
+        table = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+        blocks.append("\n".join([*caption, *table, r"\end{tabular}"]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _tex(text: str) -> str:
+    for sign, safe in (("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("±", r"$\pm$"), (">", "$>$")):
+        text = text.replace(sign, safe)
+    return text

@@ -1,0 +1,122 @@
+"""Changes to the content of a study file that the command line asks for; what it says wins over all parts of the file."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedkeel.config import REPLACES, RunConfig
+from fedkeel.options import hyperparameters, literal
+from fedkeel.study.file import split_keys
+
+File = dict[str, Any]
+
+
+def override(file: Mapping[str, Any], settings: Mapping[str, Any]) -> File:
+    """New settings of the run, in place of those of the file, its cases and its methods."""
+    task, study = split_keys(copy.deepcopy(dict(file)))
+    task = RunConfig(**task).changed(**settings).model_dump(exclude_unset=True)
+    task = {key: z for key, z in task.items() if z is not None}  # a value that another one replaced
+    gone = {old for key in settings for old in (key, *REPLACES.get(key, ()))}
+    tables = [*study.get("cases", []), *study.get("methods", {}).values()]
+    tables += [table for case in study.get("cases", []) for table in case.get("methods", {}).values()]
+    for table in tables:
+        for key in gone & set(table):
+            del table[key]
+    return task | study
+
+
+def choose_methods(file: File, names: str) -> File:
+    """The methods of --algorithms: those of the file, and others with their defaults."""
+    tables = file.get("methods", {})
+    if not isinstance(tables, dict) or not all(isinstance(z, dict) for z in tables.values()):
+        raise ValueError("methods: in a study file it must be tables, for example [methods.fedlada] with lr = 0.01")
+    listed = [name.strip() for name in names.split(",") if name.strip()] or list(tables)
+    if len(set(listed)) < len(listed):
+        raise ValueError(f"algorithms = {names!r} is not allowed; it must be different names")
+    cases = [_with_methods(case, listed) for case in file.get("cases", [])]
+    paper = [one | {"values": {z: v for z, v in one["values"].items() if z in listed}} for one in file.get("paper", [])]
+    return file | {"methods": {name: dict(tables.get(name, {})) for name in listed}, "cases": cases, "paper": paper}
+
+
+def _with_methods(case: Mapping[str, Any], listed: Sequence[str]) -> File:
+    return dict(case) | {"methods": {name: z for name, z in case.get("methods", {}).items() if name in listed}}
+
+
+def set_values(file: File, changes: Sequence[str]) -> File:
+    """Hyper-parameters of --set METHOD.NAME=VALUE."""
+    methods = file["methods"]
+    for change in changes:
+        name, dot, pair = change.partition(".")
+        if not dot or "=" not in pair:
+            raise ValueError(f"set = {change!r} is not allowed; it must be METHOD.NAME=VALUE, for example fedlada.lr=0.01")
+        if name not in methods:
+            raise ValueError(f"set = {change!r} is not allowed; {name} is not among the compared: {', '.join(methods)}")
+        values = hyperparameters(methods[name].get("algorithm", name), [pair])
+        methods = methods | {name: methods[name] | values}
+        for case in file.get("cases", []):
+            for key in values:
+                case.get("methods", {}).get(name, {}).pop(key, None)
+    return file | {"methods": methods}
+
+
+def choose_cases(file: File, patterns: str) -> File:
+    """The cases whose names fit one of the patterns of --cases, a comma between them; `mnist` is short for `*mnist*`."""
+    wanted = [z.strip().lower() for z in patterns.split(",") if z.strip()]
+    if not wanted:
+        return file
+    names = [case["name"] for case in file.get("cases", [])]
+    kept = [
+        z for z in names if any(z.lower() == w or fnmatch.fnmatch(z.lower(), w if "*" in w else f"*{w}*") for w in wanted)
+    ]
+    if not kept:
+        told = ", ".join(names) or "there are none in this study"
+        raise ValueError(f"cases = {patterns!r} is not allowed; it must fit one of: {told}")
+    paper = [_at_cases(one, names, kept) for one in file.get("paper", [])]
+    search = dict(file.get("search", {}))
+    if search.get("case") not in (None, *kept):
+        search["case"] = kept[0]
+    return file | {"cases": [z for z in file["cases"] if z["name"] in kept], "paper": paper, "search": search}
+
+
+def _at_cases(paper: Mapping[str, Any], names: Sequence[str], kept: Sequence[str]) -> File:
+    """A paper's numbers for the cases that are kept."""
+    at = paper.get("at") or list(names)
+    keep = [i for i, name in enumerate(at) if name in kept or name not in names]
+    values = {method: [z[i] for i in keep] for method, z in paper["values"].items()}
+    return dict(paper) | {"at": [at[i] for i in keep], "values": values}
+
+
+def add_axes(file: File, over: Sequence[str]) -> File:
+    """Axes of --over NAME=VALUES: values with commas between them, or FROM:TO:POINTS-PER-DECADE."""
+    sweep = dict(file.get("sweep", {}))
+    for one in over:
+        name, equals, text = one.partition("=")
+        example = "for example lr=0.01,0.1 or lr=1e-4:1:3"
+        if not name or not equals or not text:
+            raise ValueError(f"over = {one!r} is not allowed; it must be NAME=VALUES, {example}")
+        if ":" in text:
+            parts = [literal(z) for z in text.split(":")]
+            if len(parts) not in (2, 3) or not all(isinstance(z, int | float) for z in parts):
+                raise ValueError(
+                    f"over = {one!r} is not allowed; a range is FROM:TO or FROM:TO:POINTS-PER-DECADE, {example}"
+                )
+            sweep[name.replace("-", "_")] = {"from": float(parts[0]), "to": float(parts[1])} | (
+                {"per_decade": parts[2]} if len(parts) == 3 else {}
+            )
+        else:
+            sweep[name.replace("-", "_")] = [literal(z) for z in text.split(",")]
+    return file | {"sweep": sweep}
+
+
+def change_search(file: File, changes: Sequence[str]) -> File:
+    """How grids are searched, from --search KEY=VALUE."""
+    search = dict(file.get("search", {}))
+    for one in changes:
+        key, equals, text = one.partition("=")
+        if not equals:
+            raise ValueError(f"search = {one!r} is not allowed; it must be KEY=VALUE, for example way=grid or rounds=100")
+        search[key] = text if key in ("case", "way", "metric") else literal(text)
+    return file | {"search": search} if search else file

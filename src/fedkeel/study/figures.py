@@ -1,0 +1,239 @@
+"""The figures of a study: which there are, and what each shows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedkeel.study import svg
+from fedkeel.study.numbers import target_name
+from fedkeel.study.svg import Axis, Series
+
+Row = Mapping[str, Any]
+MANY = 16  # lines in one plot; more of them are a sweep, shown as such
+POINTS = 240  # of a line; more cannot be seen
+NAMES = {
+    "accuracy": "test accuracy",
+    "train_loss": "mean local training loss",
+    "train_set_loss": "loss on all training data",
+    "train_accuracy": "accuracy on all training data",
+    "objective": "objective on all training data",
+    "gradient_norm": "gradient norm",
+    "consistency": "consistency term",
+    "drift": "client drift",
+    "cosine": "cosine of client and mean displacement",
+    "tracking_error": "tracking error",
+    "qp_violated": "violated constraints",
+    "qp_turned": "relative change by the projection",
+}
+LOG = ("train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
+
+
+@dataclass
+class Figure:
+    name: str  # of its file
+    case: str
+    title: str
+    inline: str  # as it stands in the page
+    alone: str  # as it stands in a file
+    legend: list[tuple[str, int]] = field(default_factory=list)  # of lines: (name, look)
+    data: dict[str, Any] = field(default_factory=dict)  # what the page needs to name a point under the pointer
+
+
+def looks(results: Mapping[str, Any]) -> dict[str, int]:
+    """A look for every line: that of its method, or of its own where a method has several in a case."""
+    rows, methods = results["rows"], list(dict.fromkeys(row["method"] for row in results["rows"]))
+    found: dict[str, int] = {}
+    for case in dict.fromkeys(row["case"] for row in rows):
+        mine = [row for row in rows if row["case"] == case]
+        single = len({row["method"] for row in mine}) == len(mine)
+        for number, row in enumerate(mine):
+            found[row["name"]] = methods.index(row["method"]) if single else number
+    return found
+
+
+def figures(results: Mapping[str, Any]) -> list[Figure]:
+    """All figures, case by case."""
+    style, found = looks(results), []
+    for case in results["cases"]:
+        rows = [row for row in results["rows"] if row["case"] == case]
+        if results["axes"]:
+            found += sweeps(results, rows, case)
+        if len(rows) <= MANY:
+            found += curves(results, rows, case, style)
+        found += costs(rows, case, style)
+        if counts := results.get("partitions", {}).get(case):
+            drawn = svg.bubbles(counts)
+            found.append(Figure("partition", case, "Samples of every class that a client has (area)", drawn, drawn))
+    return found
+
+
+# Against rounds and communication -------------------------------------------------------------------------------------
+
+
+def curves(results: Mapping[str, Any], rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figure]:
+    mine = {row["name"]: results["curves"][row["name"]] for row in rows}
+    goals = sorted({z for row in rows for z in row["targets"]})
+    found = [
+        _curve("accuracy-rounds", case, mine, rows, style, "accuracy", "round", "round", goals),
+        _curve(
+            "accuracy-floats",
+            case,
+            mine,
+            rows,
+            style,
+            "accuracy",
+            "floats",
+            "floats up and down per participating client",
+            goals,
+        ),
+    ]
+    columns = dict.fromkeys(key for curve in mine.values() for key in curve if key not in ("round", "floats", "accuracy"))
+    found += [_curve(f"{z}-rounds", case, mine, rows, style, z, "round", "round", []) for z in columns]
+    return [figure for figure in found if figure.legend]
+
+
+def _curve(
+    name: str,
+    case: str,
+    curves: Mapping[str, Any],
+    rows: Sequence[Row],
+    style: Mapping[str, int],
+    column: str,
+    along: str,
+    label: str,
+    goals: Sequence[float],
+) -> Figure:
+    several = len({row["method"] for row in rows}) < len(rows)
+    series = []
+    for row in rows:
+        curve = curves[row["name"]]
+        label_of = row["name"].removeprefix(f"{case} | ") if several else row["method"]
+        if curve.get(column):
+            series.append(_series(label_of, style[row["name"]], curve[along], list(curve[column].values())))
+    series = [one for one in series if one.x]
+    log = column in LOG and all(z is None or z > 0 for one in series for z in one.y)
+    y = svg.fit(
+        [z for one in series for z in (*one.y, *(() if log else (*one.low, *one.high)))], log, NAMES.get(column, column)
+    )
+    if column == "accuracy":
+        y.low, y.high = max(y.low, 0.0), min(y.high, 1.0)
+    x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0))
+    title = f"{y.label.capitalize()} against {'rounds' if along == 'round' else 'communication'}"
+    data = {"x": [x.low, x.high], "y": [y.low, y.high], "log": y.log, "unit": along}
+    data["series"] = [{"name": one.name, "x": one.x, "y": one.y} for one in series]
+    legend = [(one.name, one.look) for one in series]
+    return Figure(
+        name, case, title, svg.lines(series, x, y, goals), svg.lines(series, x, y, goals, alone=True), legend, data
+    )
+
+
+def _series(name: str, number: int, x: Sequence[float], seeds: Sequence[Sequence[float | None]]) -> Series:
+    """The mean over seeds and a band of one deviation, at not too many points."""
+    at = sorted(
+        {round(i * (len(x) - 1) / (min(POINTS, len(x)) - 1)) for i in range(min(POINTS, len(x)))} if len(x) > 1 else {0}
+    )
+    at = [i for i in at if all(seed[i] is not None for seed in seeds)]
+    values = [[float(seed[i] or 0.0) for seed in seeds] for i in at]
+    means = [_rounded(statistics.fmean(z)) for z in values]
+    one = Series(name, number, [_rounded(x[i]) for i in at], list(means))
+    if len(seeds) > 1:
+        spreads = [statistics.stdev(z) for z in values]
+        one.low = [a - b for a, b in zip(means, spreads, strict=True)]
+        one.high = [a + b for a, b in zip(means, spreads, strict=True)]
+    return one
+
+
+def _rounded(z: float) -> float:
+    return float(f"{z:.5g}")
+
+
+# Costs to target ------------------------------------------------------------------------------------------------------
+
+
+def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figure]:
+    """Bars of rounds to every target, the fewest first."""
+    from fedkeel.study.cells import missed_target, spread
+
+    found = []
+    for number, target in enumerate(rows[0]["targets"] if len(rows) <= 2 * MANY else []):
+        name = target_name(number)
+        lines = []
+        for row in rows:
+            value = row[f"rounds_to_{name}"]
+            told = (
+                spread(row, f"rounds_to_{name}", ".0f")
+                if value is not None
+                else missed_target(row, name)
+                if row["seeds"]
+                else "failed"
+            )
+            short = row["name"].removeprefix(f"{case} | ")
+            lines.append((short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
+        lines.sort(key=lambda z: math.inf if z[2] is None else z[2])
+        drawn = svg.bars(lines, f"rounds to {target:g}; line: one standard deviation")
+        found.append(Figure(f"rounds-to-{target:g}", case, f"Rounds to {target:.4g}", drawn, drawn))
+    return found
+
+
+# Sweeps ---------------------------------------------------------------------------------------------------------------
+
+
+def sweeps(results: Mapping[str, Any], rows: Sequence[Row], case: str) -> list[Figure]:
+    axes = results["axes"]
+    if len(axes) == 1:
+        return [_sweep_curve(results, rows, case, *next(iter(axes.items())), metric) for metric in _swept(rows)]
+    if len(axes) == 2:
+        methods = dict.fromkeys(row["method"] for row in rows if len(row["axes"]) == 2)
+        return [_heat_map([row for row in rows if row["method"] == z], case, axes, z) for z in methods]
+    return []
+
+
+def _swept(rows: Sequence[Row]) -> list[str]:
+    """What a sweep is drawn for: accuracy, and costs where a target is reached."""
+    return ["final_accuracy", "best_accuracy"] + ["rounds_to_target"] * any(row.get("rounds_to_target") for row in rows)
+
+
+def _sweep_curve(
+    results: Mapping[str, Any], rows: Sequence[Row], case: str, axis: str, values: Sequence[Any], metric: str
+) -> Figure:
+    methods = list(dict.fromkeys(row["method"] for row in results["rows"]))
+    numbers = all(isinstance(z, int | float) and not isinstance(z, bool) for z in values)
+    log = numbers and min(values) > 0 and max(values) / min(values) >= 20
+    names = [] if numbers and (log or len(values) > 6) else [str(z) for z in values]
+    place = {repr(z): float(i) if names else float(z) for i, z in enumerate(values)}
+    series = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method and row.get(metric) is not None]
+        at = [place[repr(row["axes"][axis])] for row in mine if axis in row["axes"]]
+        one = Series(method, methods.index(method), at or [0.0], [row[metric] for row in mine], marks=True, flat=not at)
+        if at and all(row[f"{metric}_std"] is not None for row in mine):
+            one.low = [row[metric] - row[f"{metric}_std"] for row in mine]
+            one.high = [row[metric] + row[f"{metric}_std"] for row in mine]
+        if mine:
+            series.append(one)
+    x = Axis(axis, -0.3, len(values) - 0.7, names=names) if names else svg.fit(list(place.values()), log, axis)
+    y = svg.fit([z for one in series for z in (*one.y, *one.low, *one.high)], label=metric.replace("_", " "))
+    title = f"{y.label.capitalize()} over {axis}"
+    legend = [(one.name, one.look) for one in series]
+    data = {"x": [x.low, x.high], "y": [y.low, y.high], "log": False, "logx": log, "unit": axis, "names": names}
+    data["series"] = [{"name": one.name, "x": one.x, "y": one.y} for one in series if not one.flat]
+    inline, alone = (svg.lines(series, x, y, alone=z) for z in (False, True))
+    return Figure(f"sweep-{axis}-{metric}", case, title, inline, alone, legend, data)
+
+
+def _heat_map(rows: Sequence[Row], case: str, axes: Mapping[str, Sequence[Any]], method: str) -> Figure:
+    (down, downs), (across, acrosses) = axes.items()
+    at = {(repr(row["axes"][down]), repr(row["axes"][across])): row["best_accuracy"] for row in rows}
+    values = [[at.get((repr(a), repr(b))) for b in acrosses] for a in downs]
+    x = Axis(across, names=[_plain(z) for z in acrosses])
+    y = Axis(down, names=[_plain(z) for z in downs])
+    drawn = svg.heat(values, x, y)
+    return Figure(f"heat-{method}", case, f"Best accuracy of {method} over {down} and {across}", drawn, drawn)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,138 @@
+"""What a study file may say: its keys, what each means, and the errors of wrong ones.
+
+A study file is a run's settings (`fields.SETTINGS`), and the keys below for many runs; `docs/study.md` explains them.
+Importing this module loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedkeel.config import RunConfig
+from fedkeel.fields import SETTINGS
+
+Value = bool | int | float | str
+# Keys of a method's table that are neither settings of a run nor hyper-parameters.
+METHOD_KEYS = ("algorithm", "cost", "over")
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Range(Part):
+    """Values of an axis that are evenly spaced on a logarithmic scale, both ends included."""
+
+    start: float = Field(alias="from", gt=0, description="First value.")
+    to: float = Field(gt=0, description="Last value.")
+    per_decade: int = Field(3, ge=1, description="Values per factor of ten.")
+
+    def values(self) -> list[float]:
+        count = max(1, round(abs(math.log10(self.to / self.start)) * self.per_decade))
+        return [float(f"{self.start * (self.to / self.start) ** (i / count):.3g}") for i in range(count + 1)]
+
+
+class Search(Part):
+    """How values are chosen from grids: on one seed of its own, before the runs that count."""
+
+    seed: int = Field(1000, ge=0, description="The seed of the search; no run that counts has it.")
+    metric: str = Field(
+        "best_accuracy", description="What the choice is by: a column of the table; losses and costs: the least."
+    )
+    rounds: int | None = Field(None, ge=1, description="Rounds of a trial (default: as many as the runs that count).")
+    every: int | None = Field(None, ge=1, description="Rounds between the evaluations of a trial (default: as the others).")
+    way: Literal["grid", "coordinate"] = Field(
+        "grid",
+        description="grid: all combinations; coordinate: one key after the other, each with the best of those before, "
+        "beginning in the middle of every list.",
+    )
+    case: str | None = Field(None, description="Search in this case only and use its choice in all (default: in each).")
+
+
+class Paper(Part):
+    """Numbers that a paper prints, to be shown beside ours."""
+
+    metric: str = Field(description="The column of our table that they belong to.")
+    where: str = Field("", description="Table or figure.")
+    at: list[Value] = Field([], description="What the columns are: names of cases or values of the axis (default: all).")
+    values: dict[str, list[float | int | str]] = Field(description="Method -> a number, 'mean±deviation' or '-' per column.")
+
+
+class StudyFile(Part):
+    """The keys of a study beside those of a run."""
+
+    title: str = Field("", description="Heading of the report.")
+    about: str = Field("", description="What it shows, and settings that a paper does not state.")
+    seeds: int | list[int] = Field(3, description="Runs of every method: a number (seed, seed + 1, ...) or a list of seeds.")
+    resplit: bool = Field(False, description="Every seed has a split of its own (split_seed = seed), not all the same.")
+    target: float | list[float] | None = Field(None, description="Accuracies for rounds and floats to target.")
+    target_on: Literal["test_accuracy", "train_accuracy"] = Field(
+        "test_accuracy", description="Which accuracy the target is about; train_accuracy needs metrics = ['train']."
+    )
+    keep: bool = Field(
+        False, description="Keep model, checkpoint and client memory of complete runs, not only their numbers."
+    )
+    methods: dict[str, dict[str, Any]] = Field(
+        {},
+        description="A table per method: hyper-parameters and settings of a run; a list of values is a grid to be searched. "
+        "algorithm: its name, if the table has another; cost: a paper's own count of communication per round; "
+        "over: what an axis is called here, e.g. {lr = 'gamma'}.",
+    )
+    sweep: dict[str, list[Value] | Range] = Field(
+        {},
+        description="Axes: a setting or hyper-parameter -> its values, or {from, to, per_decade}; all combinations are run.",
+    )
+    cases: list[dict[str, Any]] = Field(
+        [], description="Tasks to be compared, each with name, settings or hyper-parameters of its own, target, methods."
+    )
+    search: Search = Field(Search(), description="How grids are searched: seed, metric, rounds, way, case.")
+    paper: list[Paper] = Field([], description="Published numbers: metric, where, at, values.")
+    small: dict[str, Any] = Field({}, description="What `--scale small` changes; cases: names of those that are kept.")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ValueError(_one_line(error)) from None
+
+
+STUDY_KEYS = tuple(StudyFile.model_fields)
+
+
+def _one_line(error: ValidationError) -> str:
+    from fedkeel.core.algorithm import nearest
+
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "function-")))
+    if first["type"] == "extra_forbidden":
+        known = {"search": Search, "paper": Paper}.get(str(first["loc"][0]), StudyFile)
+        return f"study: {where}: unknown key{nearest(str(first['loc'][-1]), list(known.model_fields))}"
+    if first["loc"][0] == "methods":
+        return "methods: in a study file it must be tables, for example [methods.fedlada] with lr = 0.01"
+    about = StudyFile.model_fields.get(str(first["loc"][0]))
+    return (
+        f"study: {where} = {first['input']!r} is not allowed: {first['msg'].lower()}. {about.description if about else ''}"
+    )
+
+
+def split_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(settings of a run, keys of the study); what neither knows is with the settings, whose error names the nearest."""
+    return (
+        {key: value for key, value in values.items() if key not in STUDY_KEYS},
+        {key: value for key, value in values.items() if key in STUDY_KEYS},
+    )
+
+
+def read_parts(values: Mapping[str, Any]) -> tuple[RunConfig, StudyFile]:
+    """The task and the study that the content of a file describes."""
+    task, study = split_keys(values)
+    from fedkeel.core.algorithm import nearest
+
+    for key in task:
+        if key not in SETTINGS:
+            raise ValueError(f"{key}: unknown setting{nearest(key, [*SETTINGS, *STUDY_KEYS])}")
+    return RunConfig(**task), StudyFile(**study)

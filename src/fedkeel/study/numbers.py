@@ -1,0 +1,161 @@
+"""What runs are worth: the numbers of one run, and their mean and deviation over the seeds of a method."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+NOT_RUN = "it has not been run"  # the error of a run that is still to come
+LAST = 10  # rounds in the mean of the last ones
+ACCURACIES = ("final_accuracy", "best_accuracy", "last10_accuracy")
+# Columns of the history that are not measurements of the model.
+OTHER = (
+    "round",
+    "up",
+    "down",
+    "warmup_up",
+    "warmup_down",
+    "clients",
+    "dropped",
+    "faults",
+    "seconds",
+    "test_accuracy",
+    "test_loss",
+)
+
+
+@dataclass
+class Outcome:
+    """What became of a run: a history, or an error."""
+
+    method: str
+    seed: int
+    history: list[Row]
+    error: str | None = None
+    memory_mb: float | None = None
+
+    @property
+    def accuracies(self) -> list[float]:
+        return measured(self.history, "test_accuracy")
+
+
+def measured(history: Sequence[Row], column: str) -> list[float]:
+    """The values of a column in the rounds where there are any."""
+    return [row[column] for row in history if row.get(column) is not None]
+
+
+def floats_sent(history: Sequence[Row], ways: tuple[str, ...] = ("up", "down")) -> list[float]:
+    """Floats of a client that takes part in every round, until the end of each round."""
+    total, sums = 0.0, []
+    for row in history:
+        total += sum(row[way] + row.get(f"warmup_{way}", 0) for way in ways)
+        sums.append(total)
+    return sums
+
+
+def first_at(history: Sequence[Row], target: float, column: str = "test_accuracy") -> int | None:
+    """The number of rounds until a column first was at the target, or None."""
+    reached = (t for t, row in enumerate(history) if row.get(column) is not None and row[column] >= target)
+    place = next(reached, None)
+    return None if place is None else place + 1
+
+
+def target_name(number: int) -> str:
+    """How the columns of a study's first, second, ... target end."""
+    return ("target", "second", "third")[number] if number < 3 else f"target_{number + 1}"
+
+
+def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy", cost: float | None = None) -> Row:
+    """The numbers of a run. cost: a paper's own count of communication per round."""
+    history, scores = outcome.history, outcome.accuracies
+    found: Row = {"final_accuracy": scores[-1], "best_accuracy": max(scores)} if scores else {}
+    if scores:
+        found["last10_accuracy"] = statistics.fmean(scores[-LAST:])
+    for column in [key for key in history[-1] if key not in OTHER]:
+        if isinstance(history[-1][column], int | float):
+            found[f"final_{column}"] = history[-1][column]
+    both, up = floats_sent(history), floats_sent(history, ("up",))
+    found |= {"floats": both[-1], "up": up[-1], "seconds": sum(row["seconds"] for row in history)}
+    if cost is not None:
+        found["cost"] = len(history) * cost
+    if outcome.memory_mb is not None:
+        found["memory_mb"] = outcome.memory_mb
+    for number, target in enumerate(targets):
+        rounds, name = first_at(history, target, on), target_name(number)
+        if rounds is not None:
+            found |= {f"rounds_to_{name}": rounds, f"floats_to_{name}": both[rounds - 1], f"up_to_{name}": up[rounds - 1]}
+            if cost is not None:
+                found[f"cost_to_{name}"] = rounds * cost
+    return found
+
+
+def summarise(
+    method: str,
+    outcomes: Sequence[Outcome],
+    targets: Sequence[float],
+    rounds: int,
+    on: str = "test_accuracy",
+    cost: float | None = None,
+) -> Row:
+    """The row of a method: means and standard deviations over its seeds; to a target, only if all seeds reached it."""
+    good = [outcome for outcome in outcomes if outcome.error is None]
+    runs = [of_run(outcome, targets, on, cost) for outcome in good]
+    row: Row = {"method": method, "seeds": len(good), "rounds": rounds}
+    for name in map(target_name, range(len(targets))):
+        row[f"reached_{name}"] = sum(f"rounds_to_{name}" in run for run in runs)
+        for kind in ("rounds", "floats", "up") + (("cost",) if cost is not None else ()):
+            row |= moments(f"{kind}_to_{name}", runs)
+    for name in (*ACCURACIES, "floats", "up", "seconds", "memory_mb"):
+        row |= moments(name, runs)
+    for name in dict.fromkeys(key for run in runs for key in run):
+        if name not in row:
+            row |= moments(name, runs)
+    row["errors"] = {outcome.seed: outcome.error for outcome in outcomes if outcome.error is not None}
+    return row
+
+
+def moments(name: str, runs: Sequence[Mapping[str, float]]) -> Row:
+    """Mean and sample deviation of a number that every run has."""
+    values = [run[name] for run in runs if name in run]
+    if not values or len(values) < len(runs):
+        return {name: None, f"{name}_std": None}
+    return {name: statistics.fmean(values), f"{name}_std": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def curves(outcomes: Sequence[Outcome]) -> Row:
+    """Every seed's measurements at the rounds where there are any, and the floats until then (their mean over seeds)."""
+    good = [outcome for outcome in outcomes if outcome.error is None]
+    if not good:
+        return {"round": [], "floats": [], "accuracy": {}}
+    first = good[0].history
+    at = [t for t, row in enumerate(first) if row.get("test_accuracy") is not None] or [len(first) - 1]
+    sent = [floats_sent(outcome.history) for outcome in good]
+    found: Row = {
+        "round": [t + 1 for t in at],
+        "floats": [statistics.fmean(one[t] for one in sent) for t in at],
+        "accuracy": {str(outcome.seed): outcome.accuracies for outcome in good},
+    }
+    for column in [key for key, value in first[at[-1]].items() if key not in OTHER and isinstance(value, int | float)]:
+        found[column] = {str(outcome.seed): [outcome.history[t].get(column) for t in at] for outcome in good}
+    return found
+
+
+def robust_width(points: Sequence[tuple[float, float]], share: float = 0.05) -> float:
+    """Decades of the widest interval around the best point of (value, accuracy) that stay within a share of the best.
+
+    The interval is made of neighbouring grid points, so it is known to the spacing of the grid.
+    """
+    import math
+
+    points = sorted(points)
+    best = max(range(len(points)), key=lambda i: points[i][1])
+    least = (1 - share) * points[best][1]
+    low = high = best
+    while low > 0 and points[low - 1][1] >= least:
+        low -= 1
+    while high < len(points) - 1 and points[high + 1][1] >= least:
+        high += 1
+    return math.log10(points[high][0] / points[low][0])

@@ -1,0 +1,109 @@
+"""Tables and figures of the papers as study files: recipes/PAPER.toml, expanded to what `Study.read` takes.
+
+A file of recipes has settings of all its recipes on top, a library of [methods.NAME] and [[cases]], and a table
+[recipes.NAME] for each: title, settings, `use` (names of methods), `columns` (names of cases), `extends` (another recipe,
+whose runs it shares), and any other key of a study file.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedkeel.config import read_toml
+from fedkeel.core.algorithm import nearest
+from fedkeel.fields import SETTINGS
+from fedkeel.study.edit import choose_cases, override
+from fedkeel.study.file import Range
+
+FOLDER = Path(__file__).with_name("recipes")
+SCALES = ("paper", "small")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    title: str
+    file: dict[str, Any]  # what `Study.read` takes
+    runs: str  # the recipe in whose directory the runs lie
+
+
+@cache
+def _papers() -> dict[str, dict[str, Any]]:
+    return {path.stem: read_toml(path) for path in sorted(FOLDER.glob("*.toml"))}
+
+
+def names() -> list[str]:
+    return [f"{paper}/{name}" for paper, content in _papers().items() for name in content["recipes"]]
+
+
+def read(name: str, scale: str = "paper") -> Recipe:
+    """The recipe `paper/name`, at the paper's scale or a small one."""
+    if name not in names():
+        raise ValueError(f"recipe: unknown name {name!r}{nearest(name, names())}")
+    if scale not in SCALES:
+        raise ValueError(f"scale = {scale!r} is not allowed; it must be {' or '.join(SCALES)}")
+    paper, _, own = name.partition("/")
+    content = copy.deepcopy(_papers()[paper])
+    table = _extended(content["recipes"], own)
+    runs = table.pop("runs", own)
+    shared = {key: z for key, z in content.items() if key not in ("recipes", "methods", "cases", "small")}
+    file = shared | {key: z for key, z in table.items() if key not in ("use", "columns", "methods", "small")}
+    file["methods"] = _picked(content.get("methods", {}), table)
+    if "columns" in table:
+        library = {case["name"]: case for case in content.get("cases", [])}
+        file["cases"] = [library[column] for column in table["columns"]]
+        for case in file["cases"]:  # of methods that this recipe does not have
+            case["methods"] = {z: v for z, v in case.get("methods", {}).items() if z in file["methods"]}
+    file = override(file, {key: z for key, z in table.items() if key in SETTINGS})  # also in place of the cases' own
+    if scale == "small":
+        file = shrunk(file, content.get("small", {}) | table.get("small", {}))
+    return Recipe(name, file["title"], file, f"{paper}/{runs}")
+
+
+def _extended(recipes: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A recipe's table with what it does not say from the one that it extends."""
+    table = dict(recipes[name])
+    if "extends" not in table:
+        return table
+    parent = table.pop("extends")
+    base = _extended(recipes, parent)
+    base.pop("paper", None)  # another table has other numbers
+    return {"runs": parent} | base | table
+
+
+def _picked(library: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The methods of a recipe: those of the library that it uses, with changes of its own."""
+    own = table.get("methods", {})
+    return {name: library.get(name, {}) | own.get(name, {}) for name in table.get("use", list(own) or list(library))}
+
+
+def shrunk(file: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe for a laptop: its `small` table says what changes; keys of the study (seeds, cases) and of runs alike."""
+    small = dict(small)
+    own = {key: small.pop(key) for key in ("seeds", "target", "sweep", "search") if key in small}
+    kept = ",".join(small.pop("cases", []))
+    settings = {key: None if z == "none" else z for key, z in small.items()}
+    file = override(choose_cases(dict(file), kept), settings)
+    for case in file.get("cases", []):
+        if "target" in own:
+            case.pop("target", None)
+    return file | own
+
+
+def listed() -> list[tuple[str, str, str]]:
+    """(name, title, runs) of all recipes, without searches."""
+    rows = []
+    for name in names():
+        recipe = read(name)
+        file = recipe.file
+        seeds = file.get("seeds", 3)
+        count = len(file["methods"]) * max(1, len(file.get("cases", []))) * (seeds if isinstance(seeds, int) else len(seeds))
+        for axis in file.get("sweep", {}).values():
+            count *= len(Range(**axis).values() if isinstance(axis, dict) else axis)
+        rows.append((name, recipe.title, str(count)))
+    return rows

@@ -1,0 +1,107 @@
+"""`fedkeel report`: the page of a study or of a single run, and its figures and tables as files of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeel import config as runs
+from fedkeel import directory
+from fedkeel.engine.checkpoint import guarded, write_atomically
+from fedkeel.study import svg
+from fedkeel.study.cells import as_latex
+from fedkeel.study.figures import Figure, figures
+from fedkeel.study.numbers import Outcome
+from fedkeel.study.page import page
+from fedkeel.study.results import ORIGIN, as_csv, collect
+from fedkeel.study.runner import Found, read_study
+from fedkeel.study.study import Study, safe
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def report(path: str | Path, png: bool = False) -> Path:
+    """Writes report.html to the directory of a study or run, and files to its folder `report`; returns the page's path.
+
+    A study may be under way: what is complete is shown. png: pictures also as PNG, drawn by a Chromium that is installed.
+    """
+    path = Path(path)
+    results = _results(path)
+    if png and browser() is None:
+        raise ValueError(f"png: there is no browser to draw with; install one of {', '.join(BROWSERS)} (SVG needs none)")
+    return write_report(results, path, png)
+
+
+def _results(path: Path) -> dict[str, Any]:
+    if (path / "study.toml").exists():
+        study = Study.read(runs.read_study(path / "study.toml"))
+        origin = json.loads((path / ORIGIN).read_text()) if (path / ORIGIN).exists() else {}
+        results = collect(study, read_study(study, path / origin.get("store", ".")), origin.get("command", ""))
+        return results | {"partitions": origin.get("partitions", {})}
+    if (path / "config.toml").exists():
+        return _single(path)
+    raise ValueError(f"report: {path} holds neither a study (study.toml) nor a run (config.toml)")
+
+
+def _single(path: Path) -> dict[str, Any]:
+    """A run as a study of one."""
+    config = runs.stored(path)
+    history = directory.history(path)
+    if not history:
+        raise ValueError(f"report: the run in {path} has no complete round")
+    task = config.model_dump(exclude_unset=True, exclude={"algorithm", "hyperparameters", "seed"})
+    methods = {config.algorithm: dict(config.hyperparameters)}
+    study = Study.read({key: z for key, z in task.items() if z is not None} | {"methods": methods, "seeds": [config.seed]})
+    found = Found(study.branches[0], outcomes=[Outcome(config.algorithm, config.seed, history)])
+    return collect(study, [found], f"fedkeel report {path}")
+
+
+def write_report(results: Mapping[str, Any], out: Path, png: bool = False) -> Path:
+    drawn, folder = figures(results), out / "report"
+    guarded(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
+    for figure in drawn:
+        write_atomically(folder / f"{file_name(figure)}.svg", svg.as_file(figure.alone).encode())
+    write_atomically(folder / "table.csv", as_csv(results).encode())
+    write_atomically(folder / "table.tex", as_latex(results).encode())
+    write_atomically(out / "report.html", page(results, drawn).encode())
+    if png:
+        draw_png(drawn, folder)
+    return out / "report.html"
+
+
+def file_name(figure: Figure) -> str:
+    return safe(f"{figure.case}-{figure.name}" if figure.case else figure.name)
+
+
+def browser() -> str | None:
+    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+
+
+def draw_png(drawn: Sequence[Figure], folder: Path) -> None:
+    """The figures as PNG, twice as large as they stand in the page."""
+    words = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    for figure in drawn:
+        name, height = file_name(figure), figure.alone.partition('viewBox="0 0 ')[2].partition('"')[0].split()[1]
+        size = [f"--window-size={svg.WIDTH},{height}", "--force-device-scale-factor=2"]
+        told = subprocess.run([*words, *size, f"--screenshot={name}.png", f"{name}.svg"], cwd=folder, capture_output=True)
+        if not (folder / f"{name}.png").exists():
+            raise RuntimeError(f"png: {words[0]} drew nothing: {told.stderr.decode(errors='replace')[-200:]}")
+
+
+def label_counts(fed: Any, most: int = 200) -> list[list[int]]:
+    """Samples of every class that each of the first clients has, [clients][classes]; nothing where labels are no classes."""
+    import numpy as np
+
+    if fed.y.is_floating_point() or fed.y.dim() != 1:
+        return []
+    labels = fed.y.numpy() if fed.order is None else fed.y.numpy()[fed.order]
+    kinds, clients = int(labels.max()) + 1, min(len(fed), most)
+    if kinds > most:
+        return []
+    owner = np.repeat(np.arange(len(fed)), fed.sizes)
+    counts = np.bincount(owner * kinds + labels, minlength=len(fed) * kinds).reshape(len(fed), kinds)
+    return counts[:clients].tolist()  # type: ignore[no-any-return]

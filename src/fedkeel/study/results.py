@@ -1,0 +1,145 @@
+"""What a study found, as one dictionary, and the files that hold it: results.json, table.csv, table.tex."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedkeel.engine.checkpoint import guarded, write_atomically
+from fedkeel.study.numbers import Row, curves, robust_width, summarise
+from fedkeel.study.runner import Found
+from fedkeel.study.study import Study
+
+# What belongs to one run and not to the task that all of them share.
+OWN = ("algorithm", "hyperparameters", "seed")
+ORIGIN = "origin.json"  # command and place of the runs of a study
+
+
+def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str, Any]:
+    """All that a report needs."""
+    rows = [_row(study, one) for one in found]
+    resolved = {one.branch.name: one.branch.at(one.chosen, one.branch.seeds[0], study.resplit) for one in found}
+    settings = [config.model_dump(exclude_none=True) for config in resolved.values()]
+    shared = {key: z for key, z in settings[0].items() if key not in OWN and all(one.get(key) == z for one in settings)}
+    return {
+        "title": study.title,
+        "about": study.about,
+        "task": shared,
+        "cases": {case: _case(study, case, shared, settings, found) for case in study.cases},
+        "axes": study.axes,
+        "methods": {name: config.hyperparameters for name, config in resolved.items()},
+        "seeds": sorted({seed for one in found for seed in one.branch.seeds}),
+        "target": next((one.branch.targets[0] for one in found if one.branch.targets), None),
+        "rows": rows,
+        "curves": {one.branch.name: curves(one.outcomes) for one in found},
+        "search": [
+            {"name": one.branch.name, **study.search.model_dump(exclude_none=True), "trials": one.trials}
+            for one in found
+            if one.trials
+        ],
+        "robustness": _robustness(study, rows),
+        "paper": [paper.model_dump() for paper in study.paper],
+        "versions": {"python": platform.python_version()} | {z: version(z) for z in ("fedkeel", "torch", "numpy")},
+        "machine": f"{platform.system()} {platform.machine()}, {platform.processor() or 'processor not named'}",
+        "command": command,
+    }
+
+
+def _row(study: Study, found: Found) -> Row:
+    branch = found.branch
+    row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
+    row |= {"targets": list(branch.targets), "chosen": found.chosen, "paper": _printed(study, found)}
+    return row | summarise(branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, branch.cost)
+
+
+def _printed(study: Study, found: Found) -> dict[str, Any]:
+    """The paper's numbers for a line, by metric."""
+    place = [found.branch.case, *found.branch.axes.values()]
+    printed = {}
+    for paper in study.paper:
+        at = [i for i, column in enumerate(paper.at) if column in place or paper.at == [""]]
+        if at and found.branch.method in paper.values:
+            printed[paper.metric] = paper.values[found.branch.method][at[0]]
+    return printed
+
+
+def _case(
+    study: Study, case: str, shared: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], found: Sequence[Found]
+) -> dict[str, Any]:
+    """What a case has of its own: settings that all its runs share, but not all of the study."""
+    mine = [one for one, other in zip(settings, found, strict=True) if other.branch.case == case]
+    return {key: z for key, z in mine[0].items() if key not in (*OWN, *shared) and all(one.get(key) == z for one in mine)}
+
+
+def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
+    """For every method and numeric axis: decades over which its accuracy stays within 5 % of its best."""
+    told = []
+    for axis, values in study.axes.items():
+        if len(values) < 3 or not all(isinstance(z, int | float) and z > 0 for z in values):
+            continue
+        lines: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+        for row in rows:
+            if axis in row["axes"]:
+                others = tuple((key, z) for key, z in row["axes"].items() if key != axis)
+                score = row["final_accuracy"] if row["final_accuracy"] is not None else 0.0  # diverged: worth nothing
+                lines.setdefault((row["case"], row["method"], others), []).append((row["axes"][axis], score))
+        for (case, method, others), points in lines.items():
+            if max(z for _, z in points) == 0.0:
+                continue
+            told.append(
+                {"case": case, "method": method, "at": dict(others), "axis": axis}
+                | {"decades": robust_width(points), "best": max(z for _, z in points)}
+            )
+    return told
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def write(results: Mapping[str, Any], out: Path) -> None:
+    """results.json (everything) and table.csv (the rows)."""
+    write_atomically(out / "results.json", json.dumps(results, indent=1).encode())
+    write_atomically(out / "table.csv", as_csv(results).encode())
+
+
+def begin(study: Study, out: Path, store: Path, command: str) -> dict[str, Any]:
+    """Writes study.toml (`fedkeel compare` can run it again) and where runs lie: a report need not wait for the end."""
+    guarded(out, lambda: out.mkdir(parents=True, exist_ok=True))
+    write_atomically(out / "study.toml", tomli_w.dumps(without_none(study.file)).encode())
+    origin = {"command": command, "store": os.path.relpath(store, out), "partitions": {}}
+    if (out / ORIGIN).exists():
+        origin["partitions"] = json.loads((out / ORIGIN).read_text()).get("partitions", {})
+    write_atomically(out / ORIGIN, json.dumps(origin).encode())
+    return origin
+
+
+def as_csv(results: Mapping[str, Any]) -> str:
+    """The rows as a table, one column per number; axes and chosen values have columns of their own."""
+    hidden = ("errors", "axes", "chosen", "paper", "targets")
+    lines = []
+    for row in results["rows"]:
+        line = {key: z for key, z in row.items() if key not in hidden}
+        line |= row["axes"] | {f"chosen_{key}": z for key, z in row["chosen"].items()}
+        line |= {f"paper_{key}": z for key, z in row["paper"].items()}
+        lines.append(line | {"failed": len(row["errors"])})
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
+    return text.getvalue()
+
+
+def without_none(value: Any) -> Any:
+    """A nested dictionary as TOML takes it."""
+    if isinstance(value, Mapping):
+        return {key: without_none(z) for key, z in value.items() if z is not None}
+    return [without_none(z) for z in value] if isinstance(value, list | tuple) else value

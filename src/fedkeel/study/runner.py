@@ -1,0 +1,272 @@
+"""Runs a study: searches first, then all seeds with what was chosen; complete runs are read, partial ones continued."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import multiprocessing
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedkeel import config as runs
+from fedkeel import directory
+from fedkeel.config import RunConfig
+from fedkeel.engine.auto import cores
+from fedkeel.fields import SETTINGS
+from fedkeel.study import pool
+from fedkeel.study.bar import StudyBar
+from fedkeel.study.numbers import NOT_RUN, Outcome, of_run
+from fedkeel.study.pool import Job
+from fedkeel.study.search import Trials
+from fedkeel.study.study import Branch, Study, path_of
+
+
+@dataclass
+class Found:
+    """What a branch of the study came to."""
+
+    branch: Branch
+    chosen: dict[str, Any] = field(default_factory=dict)  # values of its grid
+    outcomes: list[Outcome] = field(default_factory=list)
+    trials: list[dict[str, Any]] = field(default_factory=list)  # of the search: values and score
+
+
+@dataclass
+class Asked:
+    """Runs that must be complete before a branch can go on."""
+
+    jobs: list[Job]
+    branches: list[Branch]
+    seeds: list[int]
+    search: bool
+
+
+def run_study(
+    study: Study,
+    store: Path,
+    *,
+    fresh: bool = False,
+    jobs: int | None = None,
+    progress: bool = True,
+    trackers: dict[str, str] | None = None,
+    begin: Callable[[], None] = lambda: None,
+) -> list[Found]:
+    """Runs whatever of a study is not complete. store: where its runs lie; jobs: how many at a time (default: one per core).
+
+    begin: called when all was checked, before anything is run. A run that fails is told in its outcome, it stops no other.
+    """
+    plans = [_steps(study, group, store, fresh, trackers or {}) for group in study.groups()]
+    total, rounds = _size(study)
+    with StudyBar(total, rounds, progress) as bar:
+        workers = cores() if jobs is None else jobs
+        runner = Scheduler(workers, bar)
+        try:
+            return [found for group in runner.drive(plans, begin) for found in group]
+        finally:
+            runner.pool.close()
+
+
+def read_study(study: Study, store: Path) -> list[Found]:
+    """What the complete runs of a study say, without running anything."""
+    found = []
+    for group in study.groups():
+        steps, answer = _steps(study, group, store, False, {}), None
+        while True:
+            try:
+                asked = steps.send(answer)
+            except StopIteration as end:
+                found += end.value
+                break
+            answer = [
+                _outcome(job, b, seed, None) for job, b, seed in zip(asked.jobs, asked.branches, asked.seeds, strict=True)
+            ]
+    return found
+
+
+# What has to be run ---------------------------------------------------------------------------------------------------
+
+
+def _steps(
+    study: Study, group: Sequence[Branch], store: Path, fresh: bool, trackers: dict[str, str]
+) -> Generator[Asked, Any, list[Found]]:
+    """The runs of branches that share a search: yields what must be complete, is sent the outcomes, returns the findings."""
+    first, chosen, trials = group[0], {}, []
+    if first.grid:
+        chosen, trials = yield from _search(study, first, store, fresh, trackers)
+    jobs, branches, seeds = [], [], []
+    for branch, seed in [(one, seed) for one in group for seed in one.seeds]:
+        config = branch.at(chosen, seed, study.resplit)
+        jobs.append(Job(f"{branch.name} seed {seed}", config, path_of(store, branch, seed), fresh, study.keep, trackers))
+        branches.append(branch)
+        seeds.append(seed)
+    outcomes = yield Asked(jobs, branches, seeds, search=False)
+    return [
+        Found(branch, chosen, [z for z, b in zip(outcomes, branches, strict=True) if b is branch], trials)
+        for branch in group
+    ]
+
+
+def _search(
+    study: Study, branch: Branch, store: Path, fresh: bool, trackers: dict[str, str]
+) -> Generator[Asked, Any, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Runs the trials of a grid -> (chosen values, what every trial scored)."""
+    plan = study.search
+    less = {key: z for key, z in (("rounds", plan.rounds), ("evaluate_every", plan.every)) if z is not None}
+    trials = Trials(branch.grid, plan.way, plan.metric)
+    for wave in trials.waves():
+        jobs = []
+        for values in wave:
+            config = branch.at(values, plan.seed, study.resplit, **less)
+            name = f"search {branch.name} {', '.join(f'{key} {z}' for key, z in values.items())}"
+            jobs.append(Job(name, config, path_of(store, branch, plan.seed, values), fresh, False, trackers))
+        outcomes = yield Asked(jobs, [branch] * len(jobs), [plan.seed] * len(jobs), search=True)
+        for values, outcome in zip(wave, outcomes, strict=True):
+            scores = {} if outcome.error else of_run(outcome, branch.targets, study.target_on, branch.cost)
+            trials.scores.append((values, scores.get(plan.metric)))
+    best = trials.best()
+    told = [{**values, "score": score, "chosen": values == best} for values, score in trials.scores]
+    return best or {key: values[len(values) // 2] for key, values in branch.grid.items()}, told
+
+
+def _size(study: Study) -> tuple[int, int]:
+    """(runs, rounds) of the whole study."""
+    total = rounds = 0
+    for group in study.groups():
+        if group[0].grid:
+            count = Trials(group[0].grid, study.search.way, study.search.metric).count()
+            total += count
+            rounds += count * (study.search.rounds or group[0].config.rounds)
+        total += sum(len(branch.seeds) for branch in group)
+        rounds += sum(len(branch.seeds) * branch.config.rounds for branch in group)
+    return total, rounds
+
+
+def is_complete(job: Job) -> bool:
+    """Is the run there already? An error if the directory holds another one."""
+    if job.fresh or not directory.holds_run(job.out):
+        return False
+    if different := directory.difference(job.out, job.config):
+        raise ValueError(f"{different}; choose another --out, or --fresh to replace all runs")
+    return directory.summary(job.out, job.config.rounds) is not None
+
+
+def _outcome(job: Job, branch: Branch, seed: int, error: str | None) -> Outcome:
+    if error is None and (found := directory.summary(job.out, job.config.rounds)):
+        return Outcome(branch.method, seed, directory.history(job.out), memory_mb=found.get("memory_mb"))
+    return Outcome(branch.method, seed, [], error or NOT_RUN)
+
+
+# Who runs it ----------------------------------------------------------------------------------------------------------
+
+
+def make_pool(workers: int, bar: StudyBar) -> Any:
+    """Who carries out the runs: something with size, start(job, fed), ended() and close()."""
+    if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
+        return pool.Forks(workers, bar.row, bar.refresh)
+    return pool.Here(bar.row)
+
+
+class Scheduler:
+    """Gives runs to a pool: trials first, then seed by seed, so that what is interrupted has something of every method."""
+
+    def __init__(self, workers: int, bar: StudyBar) -> None:
+        self.pool, self.bar = make_pool(workers, bar), bar
+        self.queue: list[tuple[int, int, Job]] = []
+        self.number = itertools.count()
+        self.data = Data()
+        self.running = 0
+
+    def drive(self, plans: Sequence[Generator[Asked, Any, list[Found]]], begin: Callable[[], None]) -> list[list[Found]]:
+        self.results: list[list[Found]] = [[] for _ in plans]
+        self.open: dict[int, tuple[Asked, dict[Job, str | None]]] = {}  # plan -> what it waits for, and what has ended
+        self.owner: dict[Job, int] = {}
+        self.plans = plans
+        asked = [(place, next(plan)) for place, plan in enumerate(plans)]
+        for place, one in asked:  # all are checked before any is started
+            self._ask(place, one)
+        self.bar.announce(self.bar.done)
+        self._check_data()
+        begin()
+        while self.open:
+            while self.queue and self.running < self.pool.size:
+                self._start(heapq.heappop(self.queue)[-1])
+            for job, error in self.pool.ended():
+                self.running -= 1
+                self._end(job, error)
+        return self.results
+
+    def _check_data(self) -> None:
+        """If all runs are on the same data and model, what is wrong with these is an error of the study."""
+        configs = {Data.key(job.config): job.config for _, _, job in self.queue}
+        if len(configs) == 1:
+            config = next(iter(configs.values()))
+            runs.task(config, self.data.of(config))
+
+    def _ask(self, place: int, asked: Asked) -> None:
+        self.open[place] = asked, {}
+        complete = []
+        for job, seed, branch in zip(asked.jobs, asked.seeds, asked.branches, strict=True):
+            self.owner[job] = place
+            if is_complete(job):
+                complete.append(job)
+                continue
+            turn = 0 if asked.search else 1 + branch.seeds.index(seed)
+            heapq.heappush(self.queue, (turn, next(self.number), job))
+        self.bar.already(complete)
+        for job in complete:
+            self._end(job, None, told=False)
+
+    def _start(self, job: Job) -> None:
+        self.bar.begin(job)
+        try:
+            fed = self.data.of(job.config)
+        except Exception as error:  # no data for this case; there may be some for others
+            return self._end(job, " ".join(str(error).split()))
+        self.running += 1
+        self.pool.start(job, fed)
+
+    def _end(self, job: Job, error: str | None, told: bool = True) -> None:
+        place = self.owner.pop(job)
+        asked, ended = self.open[place]
+        ended[job] = error
+        if told:
+            self.bar.end(job, error)
+        if len(ended) < len(asked.jobs):
+            return
+        del self.open[place]
+        outcomes = [
+            _outcome(job, branch, seed, ended[job])
+            for job, branch, seed in zip(asked.jobs, asked.branches, asked.seeds, strict=True)
+        ]
+        try:
+            self._ask(place, self.plans[place].send(outcomes))
+        except StopIteration as end:
+            self.results[place] = end.value
+
+
+class Data:
+    """The data of the last few tasks, loaded once for all runs on them."""
+
+    KEEP = 3
+
+    def __init__(self) -> None:
+        self.loaded: dict[tuple[Any, ...], Any] = {}
+
+    @staticmethod
+    def key(config: RunConfig) -> tuple[str, ...]:
+        """Two runs with the same key have the same data and model."""
+        names = [name for name, about in SETTINGS.items() if about.group == "Data"]
+        return tuple(repr(getattr(config, name, None)) for name in (*names, "model"))
+
+    def of(self, config: RunConfig) -> Any:
+        key = self.key(config)
+        if key not in self.loaded:
+            while len(self.loaded) >= self.KEEP:
+                del self.loaded[next(iter(self.loaded))]
+            fed = runs.federation(config)
+            if fed.test is None:
+                raise ValueError(f"data: {config.data} has no test samples, so methods cannot be compared by their accuracy")
+            self.loaded[key] = fed
+        return self.loaded[key]

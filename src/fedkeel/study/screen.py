@@ -1,0 +1,87 @@
+"""What the commands of studies print: a table per case, ours beside the paper's, failures, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeel.show import console, table
+from fedkeel.study.cells import cells, columns_of, in_paper_units, place_of
+
+Row = Mapping[str, Any]
+
+
+def comparison(results: Mapping[str, Any], out: Path) -> None:
+    """The end of `fedkeel compare`, `sweep` and `reproduce`."""
+    rows, screen = results["rows"], console()
+    axes = [name for name in columns_of(results) if name != "case"]
+    for case in results["cases"]:
+        mine = [row for row in rows if row["case"] == case]
+        if case:
+            screen.print(f"\n{case}", style="bold")
+        _summary(mine, axes)
+    if any(row["targets"] for row in rows):
+        screen.print(
+            "floats: up and down, per participating client, until the target; "
+            f">{rows[0]['rounds']}: not reached by all seeds (2/3: by two of three)"
+        )
+    for paper in results["paper"]:
+        _beside_paper(rows, paper)
+    for one in results["robustness"]:
+        at = ", ".join([one["case"]] * bool(one["case"]) + [f"{key} {z}" for key, z in one["at"].items()])
+        who = f"{one['method']} ({at})" if at else one["method"]
+        screen.print(f"{who}: within 5 % of its best over {one['decades']:.2g} decades of {one['axis']}")
+    for row in rows:
+        for seed, why in row["errors"].items():
+            screen.print(f"failed: {row['name']} seed {seed}: {why}", soft_wrap=True)
+    screen.print(f"files: {out / 'report.html'}, table.csv, results.json", soft_wrap=True)
+
+
+def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:
+    shown = []
+    for row in rows:
+        line = cells(row, row["targets"])
+        shown.append({"method": line.pop("method"), **place_of(row, axes), **line})
+    made = table(*(name if name == "method" else ">" + name.replace(" ", "\n", 1) for name in shown[0]))
+    for column in made.columns:  # a narrow screen breaks numbers at their ±, it does not cut them
+        column.no_wrap = column is made.columns[0]
+    for line in shown:
+        made.add_row(*line.values())
+    console().print(made)
+
+
+def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
+    """Two lines per method: ours and the paper's."""
+    metric = paper["metric"]
+    with_number = [row for row in rows if metric in row["paper"]]
+    if not with_number:
+        return
+    unit = "%" if metric.endswith("accuracy") else ""
+    made = table("method", "", *(f">{column}" for column in paper["at"]))
+    for column in made.columns:
+        column.no_wrap = False
+    for method in dict.fromkeys(row["method"] for row in with_number):
+        mine = {_column(row, paper): row for row in with_number if row["method"] == method}
+        ours = [in_paper_units(mine[z], metric) if z in mine else "" for z in paper["at"]]
+        theirs = [str(mine[z]["paper"][metric]) if z in mine else "" for z in paper["at"]]
+        made.add_row(method, "ours", *ours)
+        made.add_row("", "paper", *theirs, style="dim")
+    console().print(f"\n{metric.replace('_', ' ')} {unit} beside {paper['where'] or 'the paper'}", style="bold")
+    console().print(made)
+
+
+def _column(row: Row, paper: Mapping[str, Any]) -> Any:
+    return next((z for z in paper["at"] if z in (row["case"], *row["axes"].values()) or z == ""), None)
+
+
+def recipe_table(recipes: Sequence[tuple[str, str, str]]) -> None:
+    """All recipes: (name, what it is, how much there is to run)."""
+    shown = table("name", "what it is", ">runs")
+    shown.columns[0].no_wrap = True
+    for name, title, size in recipes:
+        shown.add_row(name, title, size)
+    console().print(shown)
+    console().print(
+        "`fedkeel reproduce NAME` runs one at the paper's scale, `--scale small` on a laptop, `--show` prints it."
+    )

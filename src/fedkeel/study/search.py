@@ -1,0 +1,54 @@
+"""Choosing values from grids: which trials to run next, given those that were run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Values = dict[str, Any]
+# Metrics of which less is better; of all others, more is.
+LESS = ("loss", "rounds_to", "floats_to", "up_to", "cost_to", "seconds", "memory", "norm", "drift", "consistency", "error")
+
+
+def better_is_less(metric: str) -> bool:
+    return any(word in metric for word in LESS)
+
+
+class Trials:
+    """The trials of one search. `waves` gives out batches of values; scores are put into `scores` in between."""
+
+    def __init__(self, grid: Mapping[str, Sequence[Any]], way: str, metric: str) -> None:
+        self.grid, self.way, self.less = dict(grid), way, better_is_less(metric)
+        self.scores: list[tuple[Values, float | None]] = []  # None: it failed, or never got there
+
+    def waves(self) -> Iterator[list[Values]]:
+        """Batches of trials, none of them twice; after the last, `best` is the choice."""
+        if self.way == "grid":
+            yield [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+            return
+        at = {key: values[len(values) // 2] for key, values in self.grid.items()}
+        for key, values in self.grid.items():
+            done = [tried for tried, _ in self.scores]
+            fresh = [at | {key: value} for value in values if at | {key: value} not in done]
+            if fresh:
+                yield fresh
+            at = self.best() or at
+
+    def count(self) -> int:
+        """How many trials there will be."""
+        sizes = [len(values) for values in self.grid.values()]
+        if self.way == "grid":
+            product = 1
+            for size in sizes:
+                product *= size
+            return product
+        return sum(sizes) - len(sizes) + 1
+
+    def best(self) -> Values | None:
+        """The values with the best score so far, of equals the first; None if nothing was scored."""
+        found = [(values, score) for values, score in self.scores if score is not None]
+        if not found:
+            return None
+        sign = 1 if self.less else -1
+        return min(found, key=lambda pair: sign * pair[1])[0]

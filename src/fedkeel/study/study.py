@@ -1,0 +1,239 @@
+"""A study: cases x methods x axes, each with its seeds and perhaps a grid to be searched; what a study file expands to."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedkeel import config as runs
+from fedkeel.config import RunConfig
+from fedkeel.core.algorithm import lookup, nearest
+from fedkeel.fields import SETTINGS
+from fedkeel.study.file import METHOD_KEYS, Paper, Range, Search, StudyFile, read_parts
+
+MANY = 100_000  # runs; more than that is a slip of the pen
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One line of the results: a method on a case, at one value of every axis; run with all seeds."""
+
+    case: str  # "" if the study has only one
+    method: str  # its label
+    axes: dict[str, Any]  # values of the axes that this method has
+    config: RunConfig  # without the chosen values of the grid
+    grid: dict[str, list[Any]]
+    seeds: tuple[int, ...]
+    targets: tuple[float, ...]
+    cost: float | None  # a paper's own count of communication per round
+
+    @property
+    def name(self) -> str:
+        """Unique in the study, for people."""
+        at = ", ".join(f"{key} = {_plain(value)}" for key, value in self.axes.items())
+        return " | ".join(part for part in (self.case, self.method, at) if part)
+
+    @property
+    def slug(self) -> str:
+        """Unique in the study, for directories."""
+        at = "".join(f"-{key}={_plain(value)}" for key, value in sorted(self.axes.items()))
+        return (f"{safe(self.case)}/" if self.case else "") + safe(self.method + at)
+
+    def at(self, values: Mapping[str, Any], seed: int, resplit: bool, **more: Any) -> RunConfig:
+        """The run with these values of the grid, this seed and further settings, every default written out."""
+        config = changed(self.config, values).changed(seed=seed, **more)
+        return runs.resolve(config.changed(split_seed=seed) if resplit else config)
+
+
+@dataclass(frozen=True)
+class Study:
+    file: dict[str, Any]  # what it was made from; `Study.read` of it is this study again
+    branches: list[Branch]
+    title: str = ""
+    about: str = ""
+    axes: dict[str, list[Any]] = field(default_factory=dict)
+    resplit: bool = False
+    target_on: str = "test_accuracy"
+    keep: bool = False
+    search: Search = Search()  # noqa: RUF009  it is frozen
+    paper: tuple[Paper, ...] = ()
+
+    @property
+    def cases(self) -> list[str]:
+        return list(dict.fromkeys(branch.case for branch in self.branches))
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(branch.method for branch in self.branches))
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Study:
+        """The study that the content of a file describes; everything in it is checked here."""
+        task, file = read_parts(values)
+        if not file.methods:
+            raise ValueError("algorithms: there are none; for example fedavg,scaffold,fedlada")
+        axes = {name: z.values() if isinstance(z, Range) else list(z) for name, z in file.sweep.items()}
+        _check(file, axes)
+        cases: Sequence[Mapping[str, Any]] = file.cases or [{}]
+        branches = [b for case in cases for b in _branches(task, file, case, axes)]
+        if sum(len(branch.seeds) for branch in branches) > MANY:
+            raise ValueError(f"study: {len(branches)} combinations with all seeds are more than {MANY} runs")
+        paper = tuple(_placed(one, file, axes) for one in file.paper)
+        return cls(
+            file=dict(values) | ({"sweep": axes} if axes else {}),
+            branches=branches,
+            title=file.title,
+            about=file.about,
+            axes=axes,
+            resplit=file.resplit,
+            target_on=file.target_on,
+            keep=file.keep,
+            search=file.search,
+            paper=paper,
+        )
+
+    def groups(self) -> list[list[Branch]]:
+        """Branches that share a search: one each, or those of all cases if the search is made in one of them."""
+        if self.search.case is None:
+            return [[branch] for branch in self.branches]
+        together: dict[tuple[Any, ...], list[Branch]] = {}
+        for branch in self.branches:
+            key = (branch.method, *branch.axes.items()) if branch.grid else (branch.name,)
+            together.setdefault(key, []).append(branch)
+        for group in together.values():  # the case of the search first
+            group.sort(key=lambda branch: branch.case != self.search.case)
+        return list(together.values())
+
+
+def _check(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
+    known = _names(file)
+    mapped = {name for table in file.methods.values() for name in table.get("over", {})}
+    for name, values in axes.items():
+        if name not in known | mapped:
+            raise ValueError(
+                f"sweep: unknown name {name!r}{nearest(name, sorted(known))}; it must be a setting or hyper-parameter"
+            )
+        if not values:
+            raise ValueError(f"sweep: {name} has no values")
+    names = [case.get("name") for case in file.cases]
+    if file.cases and (not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names)):
+        raise ValueError("cases: every case must have a name of its own")
+    if file.search.case is not None and file.search.case not in names:
+        raise ValueError(f"search: unknown case {file.search.case!r}{nearest(file.search.case, names)}")
+    many = len(file.seeds) if isinstance(file.seeds, list) else file.seeds
+    if many < 1 or (isinstance(file.seeds, list) and (min(file.seeds) < 0 or len(set(file.seeds)) < many)):
+        raise ValueError(f"seeds = {file.seeds!r} is not allowed; it must be a whole number >= 1, or different seeds")
+    targets(file.target)
+
+
+def targets(given: Any) -> tuple[float, ...]:
+    """The targets of a study or case, checked."""
+    many = given if isinstance(given, list) else [] if given is None else [given]
+    for one in many:
+        if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one <= 1:
+            raise ValueError(f"target = {one!r} is not allowed; it must be an accuracy > 0 and <= 1")
+    return tuple(many)
+
+
+def _branches(task: RunConfig, file: StudyFile, case: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> list[Branch]:
+    """All lines of a case."""
+    own = {key: z for key, z in case.items() if key not in ("name", "target", "methods", "seeds")}
+    _check_case(own, case, file)
+    first = task.changed(**{key: z for key, z in own.items() if key in SETTINGS})
+    seeds = case.get("seeds", file.seeds)
+    seeds = tuple(range(first.seed, first.seed + seeds)) if isinstance(seeds, int) else tuple(seeds)
+    aims = targets(case.get("target", file.target))
+    found = []
+    for label, table in file.methods.items():
+        table = dict(table) | {key: z for key, z in own.items() if key not in SETTINGS and key in _fields_of(label, table)}
+        table |= case.get("methods", {}).get(label, {})
+        name = table.get("algorithm", label)
+        over, fields = table.get("over", {}), _fields_of(label, table)
+        values = {key: z for key, z in table.items() if key not in METHOD_KEYS}
+        grid = {key: z for key, z in values.items() if isinstance(z, list)}
+        config = changed(first.changed(algorithm=name), {key: z for key, z in values.items() if key not in grid})
+        mine = {axis: axes[axis] for axis in axes if over.get(axis, axis) in (*SETTINGS, *fields)}
+        for point in itertools.product(*mine.values()):
+            at = dict(zip(mine, point, strict=True))
+            fixed = {over.get(axis, axis): value for axis, value in at.items()}
+            rest = {key: z for key, z in grid.items() if key not in fixed}
+            branch = Branch(case.get("name", ""), label, at, changed(config, fixed), rest, seeds, aims, table.get("cost"))
+            _try_out(branch, file)
+            found.append(branch)
+    return found
+
+
+def _check_case(own: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile) -> None:
+    known = _names(file)
+    for key in own:
+        if key not in known:
+            raise ValueError(
+                f"cases: {case['name']}: unknown key {key!r}{nearest(key, sorted(known | {'target', 'methods', 'seeds'}))}"
+            )
+    for label in case.get("methods", {}):
+        if label not in file.methods:
+            raise ValueError(f"cases: {case['name']}: {label} is not among the methods: {', '.join(file.methods)}")
+
+
+def _try_out(branch: Branch, file: StudyFile) -> None:
+    """Every value of the grid must be allowed by itself."""
+    for key, values in branch.grid.items():
+        if not values:
+            raise ValueError(f"methods: {branch.method}: the grid of {key} is empty")
+    first = {key: values[0] for key, values in branch.grid.items()}
+    branch.at(first, branch.seeds[0], file.resplit)
+    for key, values in branch.grid.items():
+        for value in values[1:]:
+            branch.at(first | {key: value}, branch.seeds[0], file.resplit)
+
+
+def _fields_of(label: str, table: Mapping[str, Any]) -> list[str]:
+    """The hyper-parameters of the method that a table is about."""
+    kind = lookup(table.get("algorithm", label))
+    return [one.name for one in dataclasses.fields(kind)]  # type: ignore[arg-type]
+
+
+def _names(file: StudyFile) -> set[str]:
+    """All settings, and the hyper-parameters of all methods."""
+    return set(SETTINGS).union(*(_fields_of(label, table) for label, table in file.methods.items()))
+
+
+def changed(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """The config with new settings and hyper-parameters, told apart by their names."""
+    settings = {key: z for key, z in values.items() if key in SETTINGS}
+    other = {key: z for key, z in values.items() if key not in SETTINGS}
+    config = config.changed(**settings)
+    return config.changed(hyperparameters=config.hyperparameters | other) if other else config
+
+
+def _placed(paper: Paper, file: StudyFile, axes: Mapping[str, list[Any]]) -> Paper:
+    """A paper's numbers with the names of their columns."""
+    at = paper.at or [case["name"] for case in file.cases] or next(iter(axes.values()), [""])
+    for label, values in paper.values.items():
+        if label not in file.methods:
+            raise ValueError(f"paper: {label} is not among the methods: {', '.join(file.methods)}")
+        if len(values) != len(at):
+            raise ValueError(f"paper: {label} has {len(values)} numbers for {len(at)} columns")
+    return paper.model_copy(update={"at": list(at)})
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def safe(text: str) -> str:
+    """A text as the name of a file."""
+    return re.sub(r"[^\w.=+-]+", "_", text).strip("_")
+
+
+def path_of(store: Path, branch: Branch, seed: int, trial: Mapping[str, Any] | None = None) -> Path:
+    """Where a run lies; trial: the values of the grid if it is part of a search."""
+    if trial is None:
+        return store / f"{branch.slug}-seed{seed}"
+    values = ",".join(f"{key}={_plain(value)}" for key, value in trial.items())
+    return store / "search" / f"{branch.slug}-{safe(values)}-seed{seed}"

@@ -1,0 +1,297 @@
+"""Small plots as SVG text: lines with bands, bars, heat maps and bubbles. No library, no script, no fonts of their own.
+
+Colours of paper, ink and grid come from CSS variables, so a plot inside a page follows its theme; a plot in a file of its
+own brings the same variables along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH, HEIGHT = 460, 320
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 44  # margins
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (invisible on white); dashes and
+# markers carry the same information again, and 7 x 6 of them are all different.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C")
+DASHES = ("", "8 4", "2 3", "8 3 2 3", "13 4", "13 3 2 3")
+MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus")
+# From few to many; readable for all, also in grey.
+HEAT = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+
+STYLE = """
+:root { --paper: #fff; --ink: #1b1f24; --faint: #5b6470; --rule: #d9dde3; }
+@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e6e9ed; --faint: #9aa4b0; --rule: #343b44; } }
+svg { background: var(--paper); }
+"""
+CLASSES = """
+.plot text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--ink); }
+.plot .tick, .plot .faint { fill: var(--faint); }
+.plot .grid { stroke: var(--rule); stroke-width: 1; }
+.plot .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.plot .goal { stroke: var(--faint); stroke-dasharray: 2 3; }
+"""
+
+
+def look(number: int) -> tuple[str, str, str]:
+    """(colour, dash, marker) of the line with this number."""
+    return COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
+
+
+@dataclass
+class Series:
+    name: str
+    look: int
+    x: list[float]
+    y: list[float | None]
+    low: list[float] = field(default_factory=list)  # edges of the band
+    high: list[float] = field(default_factory=list)
+    marks: bool = False  # all points are marked, not just some
+    flat: bool = False  # one value, drawn all the way across
+
+
+@dataclass
+class Axis:
+    label: str
+    low: float = 0.0
+    high: float = 1.0
+    log: bool = False
+    names: list[str] = field(default_factory=list)  # of the places 0, 1, ... if there are only these
+
+    def __post_init__(self) -> None:
+        if self.low == self.high:
+            self.low, self.high = self.low - 0.5, self.high + 0.5 if not self.log else self.high * 2
+
+    def at(self, value: float) -> float:
+        """0 to 1."""
+        if self.log:
+            value = max(value, self.low)
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        if self.names:
+            return [(float(i), name) for i, name in enumerate(self.names)]
+        if self.log:
+            first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+            every = max(1, (last - first) // 5)
+            tens = [10.0**e for e in range(first, last + 1, every)]
+            if len(tens) < 3:  # less than two decades: 2 and 5 in between
+                tens = [z * 10.0**e for e in range(first - 1, last + 1) for z in (1, 2, 5)]
+            return [(z, short(z)) for z in tens if self.low <= z <= self.high * 1.0001]
+        step = _step((self.high - self.low) / 5)
+        first = math.ceil(self.low / step - 1e-9)
+        found = []
+        while first * step <= self.high + 1e-9 * step:
+            found.append((first * step, short(round(first * step, 12))))
+            first += 1
+        return found
+
+
+def _step(rough: float) -> float:
+    """1, 2 or 5 times a power of ten."""
+    size = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
+    return next(size * z for z in (1, 2, 5, 10) if size * z >= rough - 1e-12)
+
+
+def short(number: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}".replace("e-0", "e-")
+
+
+def fit(values: Sequence[float], log: bool = False, label: str = "") -> Axis:
+    """An axis on which all values have room."""
+    good = [z for z in values if z is not None and math.isfinite(z) and (z > 0 or not log)]
+    if not good:
+        return Axis(label)
+    low, high = min(good), max(good)
+    if log:
+        return Axis(label, low / 1.15, high * 1.15, True)
+    pad = 0.04 * (high - low) or 0.05 * abs(high) or 0.5
+    return Axis(label, low - pad, high + pad)
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def lines(series: Sequence[Series], x: Axis, y: Axis, goals: Sequence[float] = (), alone: bool = False) -> str:
+    """Lines with bands. alone: with a legend and the style, for a file of its own."""
+    px, py = _places(x, y)
+    parts = [_frame(x, y, px, py)]
+    parts += [f'<path class="goal" d="M{px(x.low):.1f} {py(z):.1f}H{px(x.high):.1f}"/>' for z in goals if y.low < z < y.high]
+    faint = 0.15 if len(series) <= 5 else 0.08  # many bands on top of each other hide the lines
+    for one in series:
+        colour = look(one.look)[0]
+        if one.low:
+            edge = [*zip(one.x, one.high, strict=True), *reversed(list(zip(one.x, one.low, strict=True)))]
+            points = " ".join(f"{px(a):.1f},{py(min(max(b, y.low), y.high)):.1f}" for a, b in edge)
+            parts.append(f'<polygon points="{points}" fill="{colour}" fill-opacity="{faint}" data-of="{escape(one.name)}"/>')
+    parts += [_line(one, x, px, py) for one in series]
+    return _svg(parts, [(one.name, one.look) for one in series] if alone else [])
+
+
+def _line(one: Series, x: Axis, px: Callable[[float], float], py: Callable[[float], float]) -> str:
+    colour, dash, marker = look(one.look)
+    points = [(px(a), py(b)) for a, b in zip(one.x, one.y, strict=True) if b is not None]
+    if one.flat and points:
+        points = [(px(x.low), points[0][1]), (px(x.high), points[0][1])]
+    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+    drawn = f'<polyline class="line" points="{path}" stroke="{colour}" stroke-dasharray="{dash}"/>'
+    every = 1 if one.marks else max(1, len(points) // 5)
+    offset = 0 if one.marks else (one.look * every) // 7  # or the markers of all lines stand in columns
+    marks = "" if one.flat else "".join(mark(marker, a, b, colour) for a, b in points[offset::every])
+    return f'<g class="series" data-of="{escape(one.name)}">{drawn}{marks}</g>'
+
+
+def mark(kind: str, x: float, y: float, colour: str, r: float = 3.2) -> str:
+    """A marker around a point."""
+    if kind == "circle":
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" fill="{colour}"/>'
+    if kind in ("cross", "plus"):
+        d = r * (0.8 if kind == "cross" else 1.15)
+        path = f"M{x - d:.1f} {y - d:.1f}L{x + d:.1f} {y + d:.1f}M{x - d:.1f} {y + d:.1f}L{x + d:.1f} {y - d:.1f}"
+        if kind == "plus":
+            path = f"M{x - d:.1f} {y:.1f}H{x + d:.1f}M{x:.1f} {y - d:.1f}V{y + d:.1f}"
+        return f'<path d="{path}" stroke="{colour}" stroke-width="2"/>'
+    shapes = {
+        "square": [(-1, -1), (1, -1), (1, 1), (-1, 1)],
+        "triangle": [(0, -1.25), (1.15, 0.9), (-1.15, 0.9)],
+        "diamond": [(0, -1.35), (1.35, 0), (0, 1.35), (-1.35, 0)],
+    }
+    points = " ".join(f"{x + a * r * 0.9:.1f},{y + b * r * 0.9:.1f}" for a, b in shapes[kind])
+    return f'<polygon points="{points}" fill="{colour}"/>'
+
+
+def bars(rows: Sequence[tuple[str, int, float | None, float | None, str]], label: str) -> str:
+    """Horizontal bars: (name, look, length or None, deviation, what to write behind it)."""
+    left, row = 12 + 7.2 * max(len(name) for name, *_ in rows), 24
+    height = row * len(rows) + 34
+    most = max((value + (spread or 0) for _, _, value, spread, _ in rows if value is not None), default=1.0)
+    scale = (WIDTH - left - 86) / most
+    parts = []
+    for number, (name, style, value, spread, told) in enumerate(rows):
+        y, colour = 6 + row * number, look(style)[0]
+        parts.append(f'<text x="{left - 6:.0f}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
+        end = left + (value or 0) * scale
+        if value is not None:
+            parts.append(
+                f'<rect x="{left:.1f}" y="{y + 2}" width="{end - left:.1f}" height="{row - 8}" fill="{colour}">'
+                f"<title>{escape(name)}: {escape(told)}</title></rect>"
+            )
+            if spread:
+                a, b = left + max(value - spread, 0) * scale, left + (value + spread) * scale
+                parts.append(f'<path d="M{a:.1f} {y + 10}H{b:.1f}" stroke="var(--ink)" stroke-width="1.5"/>')
+                end = b
+        parts.append(f'<text class="faint" x="{end + 5:.1f}" y="{y + 14}">{escape(told)}</text>')
+    parts.append(f'<text class="faint" x="{left:.0f}" y="{height - 10}">{escape(label)}</text>')
+    return _svg(parts, [], height)
+
+
+def heat(values: Sequence[Sequence[float | None]], x: Axis, y: Axis) -> str:
+    """A matrix of numbers, [len(y.names)][len(x.names)], each written into its cell."""
+    good = [z for row in values for z in row if z is not None]
+    low, high = (min(good), max(good)) if good else (0.0, 1.0)
+    wide, tall = (WIDTH - LEFT - RIGHT) / len(x.names), (HEIGHT - TOP - BOTTOM) / len(y.names)
+    parts = []
+    for j, row in enumerate(values):
+        for i, value in enumerate(row):
+            share = 0.0 if value is None or high == low else (value - low) / (high - low)
+            a, b = LEFT + i * wide, TOP + (len(y.names) - 1 - j) * tall
+            fill = "none" if value is None else heat_colour(share)
+            ink = "#fff" if share < 0.55 and value is not None else "#111"
+            told = "-" if value is None else f"{value:.3f}".removeprefix("0")
+            parts.append(f'<rect x="{a:.1f}" y="{b:.1f}" width="{wide - 1:.1f}" height="{tall - 1:.1f}" fill="{fill}"/>')
+            style = f' style="fill:{ink}"' if value is not None else ""
+            parts.append(
+                f'<text x="{a + wide / 2:.1f}" y="{b + tall / 2 + 4:.1f}" text-anchor="middle"{style}>{told}</text>'
+            )
+    for i, name in enumerate(x.names):
+        parts.append(_tick(LEFT + (i + 0.5) * wide, HEIGHT - BOTTOM + 16, name, "middle"))
+    for j, name in enumerate(y.names):
+        parts.append(_tick(LEFT - 6, TOP + (len(y.names) - 0.5 - j) * tall + 4, name, "end"))
+    return _svg([*parts, *_labels(x, y)], [])
+
+
+def heat_colour(share: float) -> str:
+    place = share * (len(HEAT) - 1)
+    i = min(int(place), len(HEAT) - 2)
+    mixed = (round(a + (b - a) * (place - i)) for a, b in zip(HEAT[i], HEAT[i + 1], strict=True))
+    return "#" + "".join(f"{z:02x}" for z in mixed)
+
+
+def bubbles(counts: Sequence[Sequence[int]]) -> str:
+    """How many samples of every class (rows) each client (columns) has: the area of a circle."""
+    clients, kinds = len(counts), len(counts[0])
+    x, y = Axis("client", -0.8, clients - 0.2), Axis("class", -0.8, kinds - 0.2)
+    px, py = _places(x, y)
+    most = max(max(row) for row in counts) or 1
+    room = 0.5 * max(min((WIDTH - LEFT - RIGHT) / clients * 2.2, (HEIGHT - TOP - BOTTOM) / kinds), 4)
+    parts = [_frame(x, y, px, py)]
+    for i, row in enumerate(counts):
+        parts += [
+            f'<circle cx="{px(i):.1f}" cy="{py(k):.1f}" r="{max(room * math.sqrt(n / most), 0.35):.2f}" fill="#0072B2"'
+            ' fill-opacity="0.6"/>'
+            for k, n in enumerate(row)
+            if n
+        ]
+    return _svg(parts, [])
+
+
+def _places(x: Axis, y: Axis) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    wide, tall = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    return lambda z: LEFT + wide * x.at(z), lambda z: TOP + tall * (1 - y.at(z))
+
+
+def _frame(x: Axis, y: Axis, px: Callable[[float], float], py: Callable[[float], float]) -> str:
+    """Grid, ticks and labels."""
+    parts = []
+    for z, name in y.ticks():
+        parts.append(
+            f'<path class="grid" d="M{LEFT} {py(z):.1f}H{WIDTH - RIGHT}"/>' + _tick(LEFT - 6, py(z) + 4, name, "end")
+        )
+    for z, name in x.ticks():
+        parts.append(_tick(px(z), HEIGHT - BOTTOM + 16, name, "middle"))
+    parts.append(f'<path class="grid" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
+    return "".join(parts + _labels(x, y))
+
+
+def _labels(x: Axis, y: Axis) -> list[str]:
+    middle = TOP + (HEIGHT - TOP - BOTTOM) / 2
+    return [
+        f'<text x="{LEFT + (WIDTH - LEFT - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x.label)}</text>',
+        f'<text transform="translate(13 {middle}) rotate(-90)" text-anchor="middle">{escape(y.label)}</text>',
+    ]
+
+
+def _tick(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text class="tick" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def key(number: int) -> str:
+    """The line of a method as it stands in legends and tables."""
+    colour, dash, marker = look(number)
+    line = f'<path d="M0 6H34" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash}"/>{mark(marker, 17, 6, colour)}'
+    return f'<svg class="key" width="34" height="12" viewBox="0 0 34 12" aria-hidden="true">{line}</svg>'
+
+
+def _svg(parts: Sequence[str], legend: Sequence[tuple[str, int]], height: int = HEIGHT) -> str:
+    rows = []
+    for number, (name, style) in enumerate(legend):
+        colour, dash, marker = look(style)
+        a, b = 20 + (number % 2) * WIDTH / 2, height + 14 + 18 * (number // 2)
+        rows.append(
+            f'<path d="M{a} {b}h30" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
+            f'{mark(marker, a + 15, b, colour)}<text x="{a + 37}" y="{b + 4}">{escape(name)}</text>'
+        )
+    whole = height + 18 * -(-len(legend) // 2) + (8 if legend else 0)
+    body = "".join([*parts, *rows])
+    return f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {whole}" role="img">{body}</svg>'
+
+
+def as_file(drawn: str) -> str:
+    """A plot with its style, for a file of its own."""
+    return drawn.replace('role="img">', f'role="img"><style>{STYLE}{CLASSES}</style>', 1)
