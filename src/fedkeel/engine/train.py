@@ -17,7 +17,7 @@ from fedkeel.core.flat import FlatModel
 from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
 from fedkeel.engine.evaluate import check_fit, cross_entropy
-from fedkeel.engine.loop import Trainer
+from fedkeel.engine.loop import Remote, Trainer
 from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.run import Run
 from fedkeel.engine.sequential import describe
@@ -75,6 +75,7 @@ def train(
     timeout: float | None = None,
     store: str = "auto",
     config: dict[str, Any] | None = None,
+    remote: Remote | None = None,
 ) -> Run:
     """Trains `model` over the clients of `fed` and returns the result.
 
@@ -89,6 +90,7 @@ def train(
     progress: a bar on the screen, or a function that is called with every row of the history.
     min_clients: a round with fewer good answers stops the run.  timeout: seconds per client, for worker processes.
     store: where client memory lives: "auto" is in memory, or in `out` if there is one; "disk" is a temporary file.
+    remote: clients on other machines; then `fed` holds their sizes and the test data only (fedkeel.deploy).
 
     >>> fed = load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
     >>> run = train(lambda: mlp(64, 10), fed, "fedlada", rounds=100, cohort=10)
@@ -119,7 +121,8 @@ def train(
         raise ValueError(f"weights = {weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
     flat = make_flat(model, seed, device, dtype, private=algo.facts.private)
     check_inside(flat.module, algo.facts.needs, algo.name)
-    check_fit(flat, (fed.x, fed.y), fed.y, own_loss=loss is not None)
+    if remote is None:
+        check_fit(flat, (fed.x, fed.y), fed.y, own_loss=loss is not None)
     if fed.test is not None:
         check_fit(flat, fed.test, fed.test[1], own_loss=loss is not None, where="test: ")
     objective = Objective(flat, loss or cross_entropy, weight_decay, clip)
@@ -127,7 +130,19 @@ def train(
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
     trainer = Trainer(
-        flat, fed, algo, settings, objective, engine, Path(out) if out else None, resume, store, workers, timeout, config
+        flat,
+        fed,
+        algo,
+        settings,
+        objective,
+        engine,
+        Path(out) if out else None,
+        resume,
+        store,
+        workers,
+        timeout,
+        config,
+        remote,
     )
     if callable(progress):
         return trainer.fit(progress)
