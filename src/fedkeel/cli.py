@@ -263,6 +263,17 @@ def deploy_init(
     typer.echo(f"run it with: flwr run {shlex.quote(str(directory))}")
 
 
+@deploy_app.command("picture")
+def deploy_picture(
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="A method. [dim]E.g. scaffold[/dim]")],
+) -> None:
+    """Print a drawing (SVG) of who keeps what and what travels when a method is deployed."""
+    from fedkeel.core.algorithm import make
+    from fedkeel.deploy.picture import drawing
+
+    typer.echo(drawing(make(name)), nl=False)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script: every error is one line, with exit code 2 for bad input and 1 for a run that failed."""
     words = list(sys.argv[1:] if argv is None else argv)
