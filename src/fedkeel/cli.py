@@ -30,6 +30,8 @@ app = typer.Typer(
 )
 datasets_app = typer.Typer(invoke_without_command=True, help="List the data sets, or show how a split differs by client.")
 app.add_typer(datasets_app, name="datasets")
+deploy_app = typer.Typer(no_args_is_help=True, help="Run a chosen method on a real network, by Flower (docs/deploy.md).")
+app.add_typer(deploy_app, name="deploy")
 
 Study = Annotated[
     Path | None,
@@ -165,6 +167,33 @@ def show_dataset(
     from fedkeel import show
 
     show.split_table(runs.federation(runs.with_split_defaults(merged({"data": name}, settings))), plot)
+
+
+@deploy_app.command("init")
+def deploy_init(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where to put the app. [dim]E.g. app[/dim]")],
+    source: Annotated[
+        Path,
+        typer.Option("--from", metavar="RUN", help="Directory of a run, or a study file. [dim]E.g. --from runs/x[/dim]"),
+    ],
+) -> None:
+    """Write a Flower app that runs the method, model and data of a run on SuperNodes, or in Flower's simulation."""
+    from fedkeel.deploy.project import init
+
+    for path in init(directory, source):
+        typer.echo(f"wrote {path}")
+    typer.echo(f"run it with: flwr run {shlex.quote(str(directory))}")
+
+
+@deploy_app.command("picture")
+def deploy_picture(
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="A method. [dim]E.g. scaffold[/dim]")],
+) -> None:
+    """Print a drawing (SVG) of who keeps what and what travels when a method is deployed."""
+    from fedkeel.core.algorithm import make
+    from fedkeel.deploy.picture import drawing
+
+    typer.echo(drawing(make(name)), nl=False)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

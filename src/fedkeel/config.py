@@ -213,7 +213,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """The keywords of `train` that a config holds as they are."""
     keys = ("rounds", "cohort", "local_steps", "weight_decay", "lr_decay", "clip", "weights", "seed", "engine", "device")
     values = {
-        key: getattr(config, key) for key in (*keys, "evaluate_every", "metrics", "min_clients", "workers", "timeout", "ray_address")
+        key: getattr(config, key)
+        for key in (*keys, "evaluate_every", "metrics", "min_clients", "workers", "timeout", "ray_address")
     }
     batch_size = None if config.batch_size == "all" else config.batch_size
     return values | {"batch_size": batch_size, "local_epochs": 1 if config.local_epochs is None else config.local_epochs}

@@ -23,11 +23,11 @@ class StorageError(RuntimeError):
     """The run's directory cannot be written; what was there before is intact."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """The whole content under its name, or the file as it was."""
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """The whole content under its name, or the file as it was.  mode: who may read and write it, less the umask."""
     part = path.with_name(path.name + ".part")
     try:
-        with open(part, "wb") as file:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -11,15 +11,14 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, down_record, floats
@@ -37,7 +36,7 @@ from fedkeel.engine.sequential import Sequential, describe
 from fedkeel.engine.settings import Settings
 from fedkeel.engine.store import Store
 from fedkeel.engine.vectorized import Vectorized
-from fedkeel.engine.work import Jobs, Private, Uploads, Work
+from fedkeel.engine.work import Jobs, Private, Uploads, Work, one_thread
 
 CHECKPOINT_SHARE = 0.03  # of the time may go into checkpoints
 
@@ -63,6 +62,17 @@ class Answers:
     loss: float  # weighted mean of the clients' losses
     faults: dict[str, str]  # client -> why it was dropped
     uploads: Any  # record of [S, ...]
+    told: dict[str, Any]  # what else the row of the round shall say
+
+
+class Remote(Protocol):
+    """Clients on other machines that keep their records themselves: who runs a round instead of an engine."""
+
+    name: str  # for the summary of the run
+    store: Any  # in the place of a Store; its slots are names of records that lie with the clients
+
+    def begin(self, work: Work, initial: Any) -> Any:
+        """What has `run(jobs) -> Uploads` and `close()`.  initial: the record of a client never seen before."""
 
 
 class Trainer:
@@ -84,9 +94,10 @@ class Trainer:
         ray: dict[str, str],
         config: dict[str, Any],
         metrics: Sequence[str] = (),
+        remote: Remote | None = None,
     ) -> None:
         self.model, self.fed, self.settings, self.timeout, self.config = model, fed, settings, timeout, config
-        self.metrics = metrics
+        self.metrics, self.remote = metrics, remote
         self.N, self.S = len(fed), settings.largest_cohort(len(fed))
         steps = settings.steps_of(fed.sizes)
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=float(steps.mean()), T=settings.rounds))
@@ -98,12 +109,11 @@ class Trainer:
         self.warm = not self.algo.warms_up()
         self.warmup: dict[str, float] = {}  # what the warm-up cost a client; told in the first row
         self.server, initial = self.algo.init(model.vector())
-        if model.private:
-            initial = Private(self.buffers)
+        self.initial = Private(self.buffers) if model.private else initial
         self.directory = None if out is None else RunDirectory(out, resume)
         self.fingerprint = None if out is None else fed.fingerprint()
-        self.store = self._make_store(initial, on_disk=store == "disk")
-        self.engine, self.why = engine, ""
+        self.store: Any = remote.store if remote else self._make_store(self.initial, on_disk=store == "disk")
+        self.engine, self.why = remote.name if remote else engine, ""
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
         self._saved, self._cost = time.monotonic(), 0.0
@@ -127,7 +137,7 @@ class Trainer:
             self.directory.begin(self.config, self.history)
         for row in self.history:
             report(row)
-        with self._one_thread(), contextlib.ExitStack() as stack:
+        with one_thread(), contextlib.ExitStack() as stack:
             if self.t < self.settings.rounds:
                 runner = self._runner()
                 stack.callback(runner.close)
@@ -157,7 +167,7 @@ class Trainer:
             "faults": faults | answers.faults,
         }
         try:
-            row |= self._evaluation(t) | (self.warmup if t == 0 else {})
+            row |= answers.told | self._evaluation(t) | (self.warmup if t == 0 else {})
             if self.metrics and self._evaluates(t):
                 row |= self._measured(old, answers)
         except Exception as error:
@@ -167,7 +177,7 @@ class Trainer:
         self.history.append(row)
         if self.directory is not None:
             self.directory.add(row)
-        self._checkpoint(due=self.t == self.settings.rounds)
+        self._checkpoint(due=self.t == self.settings.rounds or self.remote is not None)
         return row
 
     def _exchange(self, runner: Any, jobs: Jobs, step: str, last: bool = True) -> Answers:
@@ -192,7 +202,7 @@ class Trainer:
                 self.store.commit(jobs.ids[position], slot)
         faults = {str(jobs.ids[position]): why for position, why in sorted(uploads.faults.items())}
         loss = math.fsum((r.p * losses).tolist())  # exact: a dot product may depend on where the numbers lie
-        return Answers(r, self._cost_up(up, r), loss, faults, up)
+        return Answers(r, self._cost_up(up, r), loss, faults, up, uploads.told)
 
     def _enough(self, jobs: Jobs, uploads: Uploads, kept: list[int]) -> None:
         """Too few good answers stop the run, with a checkpoint from which it can go on."""
@@ -260,7 +270,8 @@ class Trainer:
             ids = self.settings.participants(t, self.N)
             own = [self.store.read(i).values for i in ids if i in self.store]
             rows = [self._tested(self.fed.test, values) for values in own]
-            row["client_accuracy"] = sum(z["test_accuracy"] or 0.0 for z in rows) / max(len(rows), 1)
+            if rows:  # clients elsewhere keep them for themselves
+                row["client_accuracy"] = sum(z["test_accuracy"] or 0.0 for z in rows) / len(rows)
         return row
 
     def _tested(self, data: tuple[Tensor, Tensor], buffers: Tensor) -> dict[str, Any]:
@@ -269,6 +280,8 @@ class Trainer:
     # Who runs the clients -----------------------------------------------------------------------------------------
 
     def _runner(self) -> Any:
+        if self.remote is not None:
+            return self.remote.begin(self.work, self.initial)
         if self.engine == "auto":
             jobs = self._jobs("client", 0, self.settings.participants(0, self.N))
             self.engine, self.why = auto.choose(self.work, self.store, jobs, self.settings.rounds - self.t, self.workers)
@@ -283,17 +296,6 @@ class Trainer:
         if self.engine == "sequential":
             return Sequential(self.work, self.store)
         return Vectorized(self.work, self.store, compiled=self.engine == "compiled")
-
-    @contextlib.contextmanager
-    def _one_thread(self) -> Iterator[None]:
-        """One thread, so that every engine adds in the same order; the caller's random state is left as it was."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad(), threadpool_limits(1, user_api="blas"):
-                yield
-        finally:
-            torch.set_num_threads(threads)
 
     # State on disk ------------------------------------------------------------------------------------------------
 

@@ -89,6 +89,8 @@ class Settings:
 
 
 def check_engine(engine: str) -> None:
+    if engine == "flower":
+        raise ValueError("engine: 'flower': this run was deployed; go on with it by `flwr run` (docs/deploy.md)")
     if engine not in ENGINES:
         raise ValueError(f"engine: unknown name {engine!r}{nearest(engine, ENGINES)}")
 

@@ -17,7 +17,7 @@ from fedkeel.core.flat import FlatModel
 from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
 from fedkeel.engine.evaluate import check_fit, cross_entropy
-from fedkeel.engine.loop import Trainer
+from fedkeel.engine.loop import Remote, Trainer
 from fedkeel.engine.measure import check as check_metrics
 from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.run import Run
@@ -78,6 +78,7 @@ def train(
     store: str = "auto",
     metrics: Sequence[str] = (),
     config: dict[str, Any] | None = None,
+    remote: Remote | None = None,
 ) -> Run:
     """Trains `model` over the clients of `fed` and returns the result.
 
@@ -93,6 +94,7 @@ def train(
     min_clients: a round with fewer good answers stops the run.  timeout: seconds per client, for worker processes.
     ray_address: for engine="ray": "local" starts Ray on this machine, "auto" joins the cluster that runs here, or host:port.
     store: where client memory lives: "auto" is in memory, or in `out` if there is one; "disk" is a temporary file.
+    remote: clients on other machines; then `fed` holds their sizes and the test data only (fedkeel.deploy).
 
     metrics: further measurements at every evaluation: train, gradient_norm, consistency, drift, tracking, qp (costly).
 
@@ -127,7 +129,8 @@ def train(
         raise ValueError(f"weights = {weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
     flat = make_flat(model, seed, device, dtype, private=algo.facts.private)
     check_inside(flat.module, algo.facts.needs, algo.name)
-    check_fit(flat, fed, (fed.x, fed.y), own_loss=loss is not None)
+    if remote is None:
+        check_fit(flat, fed, (fed.x, fed.y), own_loss=loss is not None)
     if fed.test is not None:
         check_fit(flat, fed, fed.test, own_loss=loss is not None, where="test: ")
     check_metrics(metrics, algo)
@@ -137,7 +140,9 @@ def train(
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
     ray = {"address": ray_address, "device": device}
     out = Path(out) if out else None
-    trainer = Trainer(flat, fed, algo, settings, objective, engine, out, resume, store, workers, timeout, ray, config, metrics)
+    trainer = Trainer(
+        flat, fed, algo, settings, objective, engine, out, resume, store, workers, timeout, ray, config, metrics, remote
+    )
     if callable(progress):
         return trainer.fit(progress)
     if not progress:

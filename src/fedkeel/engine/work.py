@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
@@ -42,6 +44,7 @@ class Uploads:
     losses: Tensor  # [S] float64, mean loss of the client's batches
     faults: dict[int, str]  # position -> why
     slots: dict[int, int]  # position -> where its new record was staged
+    told: dict[str, Any] = field(default_factory=dict)  # what else the row of the round shall say
 
 
 class Private(NamedTuple):
@@ -187,6 +190,18 @@ class Work:
             self._padded(self.fed.x, self.fed.y, [mine[start : start + chunk] for mine in rows], of=rows)
             for start in range(0, max(map(len, rows)), chunk)
         ]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread, so that every engine adds in the same order; the caller's random state is left as it was."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), threadpool_limits(1, user_api="blas"):
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class NotFinite(ValueError):

@@ -1,0 +1,81 @@
+"""Who keeps what and what travels, drawn from a method's own records."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import torch
+
+from fedkeel.core.algorithm import Algorithm, Plan, Record, down_record, floats
+from fedkeel.core.dry import dry_run
+from fedkeel.core.flat import Layers
+
+D, MANY = 1009, 10  # a size and a number of clients that are easy to tell from others
+LINE = 18  # pixels
+
+
+def fields(record: Record | None, without: tuple[str, ...] = ()) -> list[str]:
+    """The fields of a record with their shapes, e.g. "dx [d]"; those that are empty hold nothing."""
+    named = [] if record is None else zip(record._fields, record, strict=True)
+    sizes = {D: "d", D * MANY: "m d"}
+    return [
+        f"{name} [{', '.join(sizes.get(n, str(n)) for n in z.shape)}]" + (" (if it tracks)" if name in without else "")
+        for name, z in named
+        if z.numel()
+    ]
+
+
+def drawing(algo: Algorithm) -> str:
+    """An SVG: the server with what it keeps, a client with what it keeps, and what goes between them in a round."""
+    algo = algo.plan(Plan(N=MANY, S=MANY, K=1.0, T=100))
+    server, client = algo.init(torch.zeros(D))
+    up, down = _upload(algo, "client"), down_record(algo, server)
+    tracked = algo.facts.tracked
+    travels = [("down", f"orders: {' '.join(fields(down))}"), ("up", f"answers: {' '.join(fields(up, tracked))}")]
+    if algo.surveys(0):
+        travels.insert(1, ("up", f"first: {' '.join(fields(_upload(algo, 'survey')))}"))
+    if algo.warms_up():
+        travels.insert(0, ("up", f"once, before round 0: {' '.join(fields(_upload(algo, 'warmup')))}"))
+    keeps = fields(client) or ["nothing"]
+    if algo.facts.private:
+        keeps = ["its normalisation layers"]
+    ours = ["keeps", *fields(server), "", "knows", "n of every client", "which record each", "client goes on from"]
+    theirs = ["keeps", *keeps, "in Flower's Context", "and in a file, mode 0600", "", "never sends", "its data"]
+    cost = f"d = model size; {floats(down) // D} d floats down, {floats(up) // D} d up per client and round"
+    return _svg(algo.name, ours, theirs, travels, cost)
+
+
+def _upload(algo: Algorithm, stage: str) -> Any:
+    return dry_run(algo, stage, Layers([D - 9, 9]), torch.float32)
+
+
+def _svg(name: str, ours: list[str], theirs: list[str], travels: list[tuple[str, str]], cost: str) -> str:
+    height = max(len(ours), len(theirs), 2 * len(travels) + 1) * LINE + 50
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="860" height="{height + 70}" viewBox="0 0 860 {height + 70}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="860" height="{height + 70}" fill="white"/>',
+        f'<text x="430" y="24" text-anchor="middle" font-size="16" font-weight="bold">{escape(name)}, deployed</text>',
+        *_box(20, height, "server (SuperLink)", ours),
+        *_box(640, height, "client i (SuperNode)", theirs),
+    ]
+    for i, (way, words) in enumerate(travels):
+        y = 100 + 2 * i * LINE
+        start, end, tip = (225, 635, 627) if way == "down" else (635, 225, 233)
+        parts.append(f'<line x1="{start}" y1="{y}" x2="{tip}" y2="{y}" stroke="#246" stroke-width="2"/>')
+        parts.append(f'<path d="M{end} {y} L{tip} {y - 5} L{tip} {y + 5} Z" fill="#246"/>')
+        parts.append(f'<text x="430" y="{y - 6}" text-anchor="middle">{escape(words)}</text>')
+    parts.append(f'<text x="430" y="{height + 56}" text-anchor="middle" fill="#555">{escape(cost)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _box(x: int, height: int, title: str, lines: list[str]) -> list[str]:
+    parts = [
+        f'<rect x="{x}" y="40" width="200" height="{height - 10}" rx="8" fill="#eef3f8" stroke="#246"/>',
+        f'<text x="{x + 100}" y="60" text-anchor="middle" font-weight="bold">{escape(title)}</text>',
+    ]
+    for i, line in enumerate(lines):
+        heading = ' font-style="italic" fill="#246"' if line in ("keeps", "knows", "never sends") else ""
+        parts.append(f'<text x="{x + 14}" y="{84 + i * LINE}"{heading}>{escape(line)}</text>')
+    return parts
