@@ -225,9 +225,9 @@ def test_numpy_numbers_are_numbers() -> None:
 @pytest.mark.parametrize("kind", PARTITIONS)
 def test_a_million_samples_for_ten_thousand_clients(kind: str, classes: int) -> None:
     labels = many_labels(1_000_000, classes)
-    start = time.perf_counter()
+    start = time.process_time()  # others may use the machine, too
     parts = deal(kind, labels, 10_000, 0, **OPTIONS[kind][-1] | ({"concentration": 0.1} if "dir" in kind else {}))
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert np.bincount(np.concatenate(parts), minlength=1_000_000).tolist() == [1] * 1_000_000
     assert seconds < 15, seconds
 

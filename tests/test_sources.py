@@ -18,7 +18,8 @@ import torch
 
 import fedkeel as fk
 from fedkeel.data import sources
-from fedkeel.data.catalogue import CATALOGUE, CIFAR10_MD5, CIFAR100_MD5, Form
+from fedkeel.data.catalogue import CATALOGUE, CIFAR10_MD5, CIFAR100_MD5
+from fedkeel.data.forms import Form
 from fedkeel.data.text import Texts
 from tests import formats
 

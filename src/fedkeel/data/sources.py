@@ -14,9 +14,10 @@ import torch
 
 from fedkeel.core.algorithm import nearest
 from fedkeel.data.cache import cached
-from fedkeel.data.catalogue import CATALOGUE, Form, Source
+from fedkeel.data.catalogue import CATALOGUE
 from fedkeel.data.federation import Dataset
 from fedkeel.data.files import Arrays, broken, find
+from fedkeel.data.forms import Form, Source
 from fedkeel.data.parsed import dataset, with_stats
 from fedkeel.data.transforms import Normalise, augmentation
 
