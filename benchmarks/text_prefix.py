@@ -2,7 +2,8 @@
 
     python benchmarks/text_prefix.py FOLDER_OF_A_MODEL [DATA] [LORA_LAYERS]
 
-All rounds are the same one, so that its texts are known after the first. Both in turns, three times, on one core; the ratio is of CPU time, which others on the machine disturb least.
+All rounds are the same one, so that its texts are known after the first. Both in turns, three times, on one core; the ratio
+is of CPU time, which others on the machine disturb least.
 """
 
 from __future__ import annotations
@@ -41,12 +42,8 @@ def main(folder: str, data: str = "sst2", layers: str = "2") -> None:
         kept.append(seconds(make, fed))
         computed.append(seconds(without, fed))
     ratios = [b / a for a, b in zip(kept, computed, strict=True)]
-    print(
-        f"{data}, adapters in the last {layers} blocks, {states.nbytes / 1e6:,.0f} MB on disk for all {len(states):,} tokens"
-    )
-    print(
-        f"a round of 20 steps: {min(computed):.2f} s without, {min(kept):.2f} s with kept states, {first:.2f} s the first time"
-    )
+    print(f"{data}, adapters in the last {layers} blocks; {states.nbytes / 1e6:,.0f} MB on disk for {len(states):,} tokens")
+    print(f"a round of 20 steps: {min(computed):.2f} s without, {min(kept):.2f} s with kept states, {first:.2f} s at first")
     print(f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
