@@ -324,16 +324,17 @@ def test_a_folder_on_the_command_line(folders: dict[str, str], tmp_path: Path, c
         (["--model", "hf:BERT", "--lora-layers", "4"], "must be from 1 to the number of blocks, 3"),
         (["--model", "hf:BERT", "--lora-targets", "keys"], "BertForSequenceClassification has dense, key, query, value"),
         (["--model", "hf:BERT", "--length", "41", "--data", "long"], "it must be at most 40"),
-        (["--model", "hf:BERT", "--data", "digits"], "reads texts, and data 'digits' are none"),
+        (["--model", "hf:BERT", "--data", "numbers"], "reads texts, and data 'numbers' are none"),
         (["--model", "hf:BERT", "--engine", "vectorized"], "skips the padding"),
     ],
 )
 def test_errors_are_one_line(
     folders: dict[str, str], words: list[str], told: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = Dataset("long", Texts.from_strings(["good " * 90, "bad"] * 4), torch.tensor([1, 0] * 4))
+    y = torch.tensor([1, 0] * 4)
+    others = {"long": Dataset("long", Texts.from_strings(["good " * 90, "bad"] * 4), y), "numbers": Dataset("numbers", y, y)}
     known = sources.load
-    monkeypatch.setattr(sources, "load", lambda name, *rest: long if name == "long" else known(name, *rest))
+    monkeypatch.setattr(sources, "load", lambda name, *rest: others.get(name) or known(name, *rest))
     words = [word.replace("BERT", folders["bert"]) for word in words]
     assert fedkeel(*SMALL, "--out", str(tmp_path / "r"), *words) == 2
     lines = capsys.readouterr().err.strip().splitlines()
