@@ -211,14 +211,16 @@ def test_known_hidden_states_change_nothing(folders: dict[str, str], kind: str, 
     changes = {"lora_layers": 1, "rounds": 3, "hyperparameters": {"lr": 0.02, "server_lr": 1.0}}
     fast = train(folders[kind], **changes)
     seen = []
-    monkeypatch.setattr(hidden.HiddenStates, "of", lambda self, x: seen.append(len(x)))
+    monkeypatch.setattr(hidden.HiddenStates, "of", lambda self, x, compute: seen.append(len(x)))
     slow = train(folders[kind], **changes)
     assert seen
     torch.testing.assert_close(fast.params, slow.params, rtol=1e-3, atol=1e-4)
     assert (fast.params - train(folders[kind], **(changes | {"rounds": 1})).params).abs().max() > 1e-2
 
 
-def test_blocks_before_the_first_adapter_are_run_once(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_before_the_first_adapter_are_run_once_per_text(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[str] = []
     layer = transformers.models.bert.modeling_bert.BertLayer
     forward = layer.forward
@@ -229,27 +231,43 @@ def test_blocks_before_the_first_adapter_are_run_once(folders: dict[str, str], m
 
     monkeypatch.setattr(layer, "forward", counted)
     make, fed = runs.task(config(folders["bert"], lora_layers=1))
-    assert set(calls) == {"frozen"}
-    calls.clear()
-    fk.train(make, fed, "fedavg", rounds=2, cohort=2, engine="sequential", progress=False)
+    for engine in ("processes", "sequential"):  # what a worker has computed is there for all
+        calls.clear()
+        fk.train(make, fed, "fedavg", rounds=2, cohort=4, engine=engine, progress=False)
     assert set(calls) == {"adapted"}
-    monkeypatch.setattr(classifier.Reader, "before", lambda *_: pytest.fail("computed twice"))
-    runs.task(config(folders["bert"], lora_layers=1))
-    unknown = fed.x[:2].flip(1).contiguous()[:, -3:] + 1  # a text that was not there is computed in full
+    make, fed = runs.task(config(folders["bert"], lora_layers=1))
     with torch.no_grad():
+        make()(fed.x)
+        assert set(calls) == {"adapted"}
+        unknown = fed.x[:1, :3] + 1  # a text that has no place is computed in full
         make()(unknown)
-    assert "frozen" in calls
+    assert calls.count("frozen") == 2
 
 
 def test_states_of_real_tokens_are_kept_and_no_others(folders: dict[str, str], tmp_path: Path) -> None:
-    _, fed = runs.task(config(folders["bert"], lora_layers=2))
+    make, fed = runs.task(config(folders["bert"], lora_layers=2))
     (folder,) = (tmp_path / "cache").glob("hidden-*")
     states = hidden.HiddenStates(folder)
     assert states.states.shape == (int((fed.x.unique(dim=0) > 0).sum()), 16)
-    found = states.of(fed.x[:5])
+    assert not states.sums.any()
+    with torch.no_grad():
+        make()(fed.x)
+    found = states.of(fed.x[:5], lambda text: pytest.fail("computed twice"))
     assert found is not None
     assert torch.equal(found.abs().sum(-1) > 0, fed.x[:5] > 0)
-    assert states.of(fed.x[:5] + 1) is None
+    torch.testing.assert_close(found, make()[0].before(fed.x[:5]) * (fed.x[:5] > 0).unsqueeze(-1), rtol=1e-4, atol=1e-5)
+    assert states.of(fed.x[:5] + 1, make()[0].before) is None
+
+
+def test_states_that_were_half_written_are_computed_again(folders: dict[str, str], tmp_path: Path) -> None:
+    make, fed = runs.task(config(folders["bert"], lora_layers=2))
+    states, model = make()[0].hidden, make()
+    with torch.no_grad():
+        good = model(fed.x)
+        kept = states.states.copy()
+        states.states[1::7] = 0
+        assert torch.equal(model(fed.x), good)
+    assert (states.states == kept).all()
 
 
 def test_a_resumed_run_has_the_same_bits(folders: dict[str, str], tmp_path: Path) -> None:
@@ -306,16 +324,17 @@ def test_a_folder_on_the_command_line(folders: dict[str, str], tmp_path: Path, c
         (["--model", "hf:BERT", "--lora-layers", "4"], "must be from 1 to the number of blocks, 3"),
         (["--model", "hf:BERT", "--lora-targets", "keys"], "BertForSequenceClassification has dense, key, query, value"),
         (["--model", "hf:BERT", "--length", "41", "--data", "long"], "it must be at most 40"),
-        (["--model", "hf:BERT", "--data", "digits"], "reads texts, and data 'digits' are none"),
+        (["--model", "hf:BERT", "--data", "numbers"], "reads texts, and data 'numbers' are none"),
         (["--model", "hf:BERT", "--engine", "vectorized"], "skips the padding"),
     ],
 )
 def test_errors_are_one_line(
     folders: dict[str, str], words: list[str], told: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = Dataset("long", Texts.from_strings(["good " * 90, "bad"] * 4), torch.tensor([1, 0] * 4))
+    y = torch.tensor([1, 0] * 4)
+    others = {"long": Dataset("long", Texts.from_strings(["good " * 90, "bad"] * 4), y), "numbers": Dataset("numbers", y, y)}
     known = sources.load
-    monkeypatch.setattr(sources, "load", lambda name, *rest: long if name == "long" else known(name, *rest))
+    monkeypatch.setattr(sources, "load", lambda name, *rest: others.get(name) or known(name, *rest))
     words = [word.replace("BERT", folders["bert"]) for word in words]
     assert fedkeel(*SMALL, "--out", str(tmp_path / "r"), *words) == 2
     lines = capsys.readouterr().err.strip().splitlines()

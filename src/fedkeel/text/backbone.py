@@ -42,10 +42,10 @@ class Backbone:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A hash of the frozen weights, and of the library that computes with them."""
+        """A hash of the frozen weights, and of the libraries that compute with them."""
         import transformers
 
-        digest = hashlib.blake2b(transformers.__version__.encode(), digest_size=16)
+        digest = hashlib.blake2b(f"{torch.__version__} {transformers.__version__}".encode(), digest_size=16)
         for name, p in self.model.named_parameters():
             if not p.requires_grad:
                 digest.update(name.encode())

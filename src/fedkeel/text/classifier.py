@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.text.backbone import blocks_path, load_backbone, load_tokenizer, sharing
-from fedkeel.text.hidden import HiddenStates, remember
+from fedkeel.text.hidden import HiddenStates, places_for
 
 CHUNK = 64  # texts of a forward pass without gradients, so that evaluation needs little memory
 # Where the paper adapts other modules than peft does by default (1.9 % of GPT-2, section 6.3).
@@ -45,14 +45,14 @@ class Reader(nn.Module):
         super().__init__()
         self.model = model
         self.pad, self.tokens, self.segments = pad, tokens, segments
-        self.first, self.hidden = first, hidden  # the first block that has an adapter, and the known inputs of it
+        self.first, self.hidden = first, hidden  # the first block that has an adapter, and where its inputs are kept
         self.path = blocks_path(model) if first else ""
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled() and len(x) > CHUNK:
             return torch.cat([self(part) for part in x.split(CHUNK)])
         x = x[:, : max(1, int((x > 0).sum(1).max()))]  # padding that no text of the batch needs
-        known = None if self.hidden is None else self.hidden.of(x)
+        known = None if self.hidden is None else self.hidden.of(x, self.before)
         if known is None:
             return self._features(x)
         with resumed(self._blocks(), self.first, known.to(x.device, next(self.model.parameters()).dtype)):
@@ -73,17 +73,23 @@ class Reader(nn.Module):
 
     @torch.no_grad()
     def before(self, x: Tensor) -> Tensor:
-        """What goes into the first adapted block, [n, L, h]; the blocks after it are not run."""
+        """What goes into the first adapted block, [n, L, h]; the blocks after it are not run.
+
+        On one thread, as all of the engine: more might add in another order.
+        """
 
         def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             raise _Reached(args[0] if args else kwargs["hidden_states"])
 
         hook = self._blocks()[self.first].register_forward_pre_hook(stop, with_kwargs=True)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:
             self._features(x)
         except _Reached as reached:
             return reached.hidden
         finally:
+            torch.set_num_threads(threads)
             hook.remove()
         raise RuntimeError(f"block {self.first} of {type(self.model).__name__} was never run")
 
@@ -141,7 +147,7 @@ def classifier(name: str, classes: int, lora: Lora, texts: Sequence[Tensor] = ()
     """A function that makes the model `name` with adapters.
 
     texts: token ids [n, L] that it will read. If only the last blocks have adapters, what goes into the first of these is
-    computed here, once per text, and kept on disk.
+    computed once per text, and kept on disk.
     """
     backbone, tokenizer = load_backbone(name, classes), load_tokenizer(name)
     longest, most = max((x.shape[1] for x in texts), default=0), _most(backbone.model)
@@ -150,9 +156,8 @@ def classifier(name: str, classes: int, lora: Lora, texts: Sequence[Tensor] = ()
     first = _first(backbone.model, lora.layers)
     facts = (backbone.pad, tokenizer.size, tokenizer.segments, first)
     hidden = None
-    if first:
-        reader = Reader(backbone.model, *facts, None).eval()
-        hidden = remember(f"{backbone.digest} {first}", texts, reader.before)
+    if first and texts:
+        hidden = places_for(f"{backbone.digest} {first}", texts, backbone.model.config.get_text_config().hidden_size)
 
     def make() -> TextClassifier:
         model, last = backbone.copy()

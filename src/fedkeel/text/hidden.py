@@ -1,7 +1,9 @@
-"""What a frozen part of a model makes of every text, computed once and kept on disk.
+"""What a frozen part of a model makes of a text, computed when the text is first read and kept on disk.
 
 The states of a text depend on its tokens alone, so they are found by these: a hash of the tokens leads to the rows of one
-memory-mapped array. Only real tokens are kept, not the padding.
+memory-mapped array. Only real tokens have rows, not the padding. Each text is computed by itself: its states are then the
+same bits whichever client, batch or process comes first. A checksum tells states that are there from those that are not
+(yet, or because the machine stopped while they were written).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,8 +22,6 @@ from torch import Tensor
 
 from fedkeel.data import cache
 
-TOKENS = 8192  # of a forward pass
-
 
 def keys(x: Tensor) -> np.ndarray:
     """A number for every text of token ids [n, L]; padding does not change it. [n] int64"""
@@ -29,13 +30,14 @@ def keys(x: Tensor) -> np.ndarray:
 
 
 class HiddenStates:
-    """States [tokens, h] of many texts, memory-mapped. Workers and copies share the files, and pickles name them."""
+    """States of many texts. Processes and copies share the files, and pickles name them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.keys = np.load(folder / "keys.npy")  # [n] in increasing order
         self.starts = np.load(folder / "starts.npy")  # [n + 1] the first row of every text
-        self.states = np.load(folder / "states.npy", mmap_mode="r")  # [tokens, h] float32
+        self.sums = np.load(folder / "sums.npy", mmap_mode="r+")  # [n] uint32, of the states that were written
+        self.states = np.load(folder / "states.npy", mmap_mode="r+")  # [tokens, h] float32
 
     def __reduce__(self) -> tuple[type, tuple[Path]]:
         return HiddenStates, (self.folder,)
@@ -43,88 +45,71 @@ class HiddenStates:
     def __deepcopy__(self, memo: dict[int, object]) -> HiddenStates:
         return self
 
-    def of(self, x: Tensor) -> Tensor | None:
-        """The states of token ids [n, L] as [n, L, h], zero at the padding; None if a text is not known."""
+    def of(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """The states of token ids [n, L] as [n, L, h], zero at the padding; None if a text has no place here.
+
+        compute: makes the states [1, L, h] of one text [1, L].
+        """
         asked = keys(x)
-        found = np.searchsorted(self.keys, asked).clip(max=len(self.keys) - 1)
-        if not np.array_equal(self.keys[found], asked):
+        places = np.searchsorted(self.keys, asked).clip(max=len(self.keys) - 1)
+        if not np.array_equal(self.keys[places], asked):
             return None
-        starts = self.starts[found]
-        lengths = self.starts[found + 1] - starts
-        real = np.arange(x.shape[1]) < lengths[:, None]  # [n, L]
-        rows = (starts[:, None] + np.arange(x.shape[1]))[real]
         out = torch.zeros(*x.shape, self.states.shape[1])
-        out[torch.from_numpy(real)] = torch.from_numpy(self.states[rows])
+        for i, place in enumerate(places):
+            found = self._one(int(place), x[i : i + 1], compute)
+            out[i, : len(found)] = torch.from_numpy(found)
         return out
 
+    def _one(self, place: int, text: Tensor, compute: Callable[[Tensor], Tensor]) -> np.ndarray:
+        rows = self.states[self.starts[place] : self.starts[place + 1]]
+        if self.sums[place] != _sum(rows):
+            rows[:] = compute(text[:, : len(rows)])[0].float().cpu().numpy()
+            self.sums[place] = _sum(rows)
+        return rows
 
-def remember(identity: str, texts: Sequence[Tensor], states: Callable[[Tensor], Tensor]) -> HiddenStates:
-    """The states that `states` computes for all texts (token ids [n, L]); from disk if they were computed before.
+
+def _sum(rows: np.ndarray) -> int:
+    """A checksum that is never that of a file full of zeros."""
+    return zlib.crc32(rows.data, 1) or 1
+
+
+def places_for(identity: str, texts: Sequence[Tensor], width: int) -> HiddenStates:
+    """Places for the states [L, width] of these texts (token ids [n, L]), with what was computed in earlier runs.
 
     identity: changes whenever the states of a text do.
     """
-    unique, lengths, name = _unique(identity, texts)
-    folder = cache.folder() / f"hidden-{name}"
-    if (folder / "states.npy").exists():
-        return HiddenStates(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=".hidden-", dir=folder.parent))
-    except OSError as error:
-        raise ValueError(f"FEDKEEL_CACHE: hidden states cannot be kept in {folder.parent}: {error.strerror}") from None
-    try:
-        _write(part, unique, lengths, states)
-        os.rename(part, folder)
-    except OSError:
-        if not (folder / "states.npy").exists():  # another process may have been faster
-            raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    longest = max(x.shape[1] for x in texts)
+    together = torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in texts])
+    digest = hashlib.blake2b(f"{identity} {width}".encode(), digest_size=16)
+    digest.update(together.numpy().data)
+    folder = cache.folder() / f"hidden-{digest.hexdigest()}"
+    if not folder.exists():
+        try:
+            _make(folder, together, width)
+        except OSError as error:
+            raise ValueError(f"FEDKEEL_CACHE = {cache.folder()} cannot be written: {error.strerror}") from None
     return HiddenStates(folder)
 
 
-def _unique(identity: str, texts: Sequence[Tensor]) -> tuple[Tensor, np.ndarray, str]:
-    """Different texts in the order of their keys, their lengths, and the name of the folder for their states."""
-    width = max(x.shape[1] for x in texts)
-    together = torch.cat([torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in texts])
-    digest = hashlib.blake2b(identity.encode(), digest_size=16)
-    digest.update(together.numpy().data)
-    _, first, of = np.unique(keys(together), return_index=True, return_inverse=True)
-    unique = together[torch.from_numpy(first)]
-    if not torch.equal(unique[torch.from_numpy(of)], together):
+def _make(folder: Path, x: Tensor, width: int) -> None:
+    """Files without states; they take up room on the disk only as they are filled."""
+    names, first, of = np.unique(keys(x), return_index=True, return_inverse=True)
+    unique = x[torch.from_numpy(first)]
+    if not torch.equal(unique[torch.from_numpy(of)], x):
         raise RuntimeError("two different texts have the same key")  # once in 10^9 data sets of 200,000 texts
-    return unique, (unique > 0).sum(1).numpy(), digest.hexdigest()
-
-
-def _write(folder: Path, x: Tensor, lengths: np.ndarray, states: Callable[[Tensor], Tensor]) -> None:
-    from rich.progress import track
-
-    width = states(x[:1]).shape[-1]
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    need, free = 4 * width * int(starts[-1]), shutil.disk_usage(folder).free
+    starts = np.concatenate([[0], np.cumsum((unique > 0).sum(1).numpy())]).astype(np.int64)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    need, free = 4 * width * int(starts[-1]), shutil.disk_usage(folder.parent).free
     if need > 0.9 * free:
         raise ValueError(f"lora_layers: the states of all texts need {need:,} bytes in {folder.parent}, {free:,} are free")
-    np.save(folder / "keys.npy", keys(x))
-    np.save(folder / "starts.npy", starts)
-    out = np.lib.format.open_memmap(folder / "states.npy", "w+", dtype=np.float32, shape=(int(starts[-1]), width))
-    order = np.argsort(lengths, kind="stable")  # texts of like length together, so that little is padding
-    at = 0
-    with_bar = track(_batches(lengths[order]), f"states of {len(x):,} texts, {need / 1e6:,.0f} MB", transient=True)
-    for size in with_bar:
-        rows = order[at : at + size]
-        at += size
-        longest = int(lengths[rows].max())
-        made = states(x[torch.from_numpy(rows), :longest]).float().numpy()
-        for row, z in zip(rows, made, strict=True):
-            out[starts[row] : starts[row + 1]] = z[: lengths[row]]
-    out.flush()
-
-
-def _batches(lengths: np.ndarray) -> list[int]:
-    """Sizes of batches of about TOKENS tokens; lengths in increasing order."""
-    sizes, at = [], 0
-    while at < len(lengths):
-        fits = np.flatnonzero(lengths[at:] * np.arange(1, len(lengths) - at + 1) <= TOKENS)
-        sizes.append(max(1, len(fits)))
-        at += sizes[-1]
-    return sizes
+    part = Path(tempfile.mkdtemp(prefix=".hidden-", dir=folder.parent))
+    try:
+        np.save(part / "keys.npy", names)
+        np.save(part / "starts.npy", starts)
+        np.save(part / "sums.npy", np.zeros(len(names), dtype=np.uint32))
+        np.lib.format.open_memmap(part / "states.npy", "w+", dtype=np.float32, shape=(int(starts[-1]), width)).flush()
+        os.rename(part, folder)
+    except OSError:
+        shutil.rmtree(part, ignore_errors=True)
+        if not folder.exists():  # else another process was faster
+            raise
