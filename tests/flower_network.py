@@ -73,7 +73,7 @@ class Network:
             "--disable-runtime-dependency-installation",
         )
         wait_for(lambda: "Uvicorn running" in self.log("superlink"), 120, "the SuperLink does not start")
-        wait_for(lambda: "warm" in self.log("warm"), 120, "the processes that are to be forked do not start")
+        wait_for(lambda: "ready for orders" in self.log("warm"), 120, "the processes that are to be forked do not start")
 
     def _warm(self) -> None:
         """Commands of Flower that are quicker than its own: see flower_warm.py."""
@@ -124,16 +124,31 @@ class Network:
         process.wait()
 
     def flwr(self, *words: str) -> str:
-        """A command of Flower's, in this process."""
+        """What a command of Flower's prints; in a fork of this process, since loading Flower takes seconds."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Flower's own
             from flwr.cli.app import app
-            from typer.testing import CliRunner
-
-            done = CliRunner().invoke(app, list(words), env=self.env)
-        if done.exit_code:
-            raise RuntimeError(f"flwr {' '.join(words)} failed: {done.output} {done.exception}")
-        return done.stdout
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                os.dup2(writing, 1)
+                os.dup2(writing, 2)
+                os.environ.update(self.env)
+                sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = open(1, "w", closefd=False)  # noqa: SIM115
+                warnings.simplefilter("ignore")
+                code = app(list(words), standalone_mode=False) or 0
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 1
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        os.close(writing)
+        with open(reading) as file:
+            text = file.read()
+        if os.waitpid(child, 0)[1]:
+            raise RuntimeError(f"flwr {' '.join(words)} failed: {text}")
+        return text
 
     def run(self, app: Path, **config: Any) -> int:
         """Starts a run of the app; its number."""

@@ -23,8 +23,8 @@ def main() -> None:
     entries = {name: scripts[name].load() for name in COMMANDS}
     assert threading.active_count() == 1, "only a process of one thread may fork"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with open(sys.argv[1], "r+") as orders:
-        print("warm", flush=True)
+    with os.fdopen(os.open(sys.argv[1], os.O_RDWR), "r") as orders:  # also to write, so that it never ends
+        print("ready for orders", flush=True)
         for line in orders:
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
