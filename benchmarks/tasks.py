@@ -46,6 +46,8 @@ TASKS: dict[str, dict[str, Any]] = {
 
 def one(name: str, places: argparse.Namespace) -> dict[str, Any]:
     """Trains one task in this process."""
+    import torch
+
     from fedkeel.config import RunConfig, resolve, run, task
     from fedkeel.engine.evaluate import cross_entropy, evaluate
     from fedkeel.engine.train import make_flat
@@ -55,7 +57,8 @@ def one(name: str, places: argparse.Namespace) -> dict[str, Any]:
     config = resolve(RunConfig(**settings, data_dir=folder, evaluate_every=10))
     make, fed = task(config)
     flat = make_flat(make, config.seed, "cpu", None)
-    before = evaluate(flat, flat.vector(), flat.read_buffers(), cross_entropy, fed.test, fed.prepare)
+    with torch.no_grad():
+        before = evaluate(flat, flat.vector(), flat.read_buffers(), cross_entropy, fed.test, fed.prepare)
     start = time.perf_counter()
     result = run(config, fed=fed, progress=False)
     seconds = (time.perf_counter() - start) / config.rounds

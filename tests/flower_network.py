@@ -11,8 +11,11 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
+
+from tests.flower_warm import COMMANDS
 
 BIN = Path(sys.executable).parent
 SOURCE = Path(__file__).parents[1] / "src"
@@ -54,6 +57,7 @@ class Network:
         self.port = free_port()
         self.keys.mkdir(parents=True)
         self.home.mkdir()
+        self._warm()
         self._certificates()
         connection = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
         (self.home / "config.toml").write_text(f'[superlink]\ndefault = "net"\n\n[superlink.net]\n{connection}')
@@ -68,7 +72,19 @@ class Network:
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         )
-        wait_for(lambda: "Uvicorn running" in self.log("superlink"), 90, "the SuperLink does not start")
+        wait_for(lambda: "Uvicorn running" in self.log("superlink"), 120, "the SuperLink does not start")
+        wait_for(lambda: "ready for orders" in self.log("warm"), 120, "the processes that are to be forked do not start")
+
+    def _warm(self) -> None:
+        """Commands of Flower that are quicker than its own: see flower_warm.py."""
+        commands, fifo = self.folder / "bin", self.folder / "orders"
+        commands.mkdir()
+        os.mkfifo(fifo)
+        for name in COMMANDS:
+            (commands / name).write_text(f'#!/bin/sh\nprintf "%s\\n" "{name} $*" > {fifo}\n')
+            (commands / name).chmod(0o755)
+        self.start("warm", sys.executable, str(Path(__file__).parent / "flower_warm.py"), str(fifo))
+        self.env["PATH"] = f"{commands}:{self.env['PATH']}"
 
     def _certificates(self) -> None:
         new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
@@ -80,7 +96,7 @@ class Network:
 
     def start(self, name: str, *words: str) -> None:
         with open(self.folder / f"{name}.log", "ab") as log:
-            command = [str(BIN / words[0]), *words[1:]]
+            command = [str(BIN / words[0]), *words[1:]]  # a path of its own stays as it is
             self.processes[name] = subprocess.Popen(command, env=self.env, cwd=self.folder, stdout=log, stderr=log)
 
     def log(self, name: str) -> str:
@@ -108,7 +124,31 @@ class Network:
         process.wait()
 
     def flwr(self, *words: str) -> str:
-        return call([str(BIN / "flwr"), *words], self.env, self.folder)
+        """What a command of Flower's prints; in a fork of this process, since loading Flower takes seconds."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Flower's own
+            from flwr.cli.app import app
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                os.dup2(writing, 1)
+                os.dup2(writing, 2)
+                os.environ.update(self.env)
+                sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = open(1, "w", closefd=False)  # noqa: SIM115
+                warnings.simplefilter("ignore")
+                code = app(list(words), standalone_mode=False) or 0
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 1
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        os.close(writing)
+        with open(reading) as file:
+            text = file.read()
+        if os.waitpid(child, 0)[1]:
+            raise RuntimeError(f"flwr {' '.join(words)} failed: {text}")
+        return text
 
     def run(self, app: Path, **config: Any) -> int:
         """Starts a run of the app; its number."""

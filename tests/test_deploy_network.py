@@ -40,7 +40,7 @@ algorithm = "fedavg"
 lr = 0.0
 out = ""
 rounds = 5
-cohort = 2
+cohort = 4
 timeout = 900.0
 min_clients = 1
 """
@@ -162,18 +162,16 @@ def test_a_node_that_is_not_authenticated_is_refused(network):
     assert len(json.loads(network.flwr("supernode", "list", "net", "--format", "json"))["nodes"]) == N
 
 
-def test_six_methods_have_the_bits_of_the_simulator(network, fed):
-    """All at once: the nodes work through them in turn."""
-    outs = {name: network.folder / f"run-{name}" for name in METHODS}
-    runs = {name: network.run(network.folder / "app", algorithm=name, out=str(outs[name])) for name in METHODS}
-    for name in METHODS:
-        finish(network, runs[name], outs[name], 900)
-        here = fk.train(model, fed, name, cohort=2, engine="sequential", progress=False, **SETTINGS)
-        there = load_file(outs[name] / "model.safetensors")
-        for key, z in here.model.state_dict().items():
-            assert torch.equal(z, there[key]), (name, key)
-        assert [row["test_accuracy"] for row in rows(outs[name])] == [row["test_accuracy"] for row in here.history]
-        assert all(row["dropped"] == 0 for row in rows(outs[name]))
+@pytest.mark.parametrize("name", METHODS)
+def test_six_methods_have_the_bits_of_the_simulator(name, network, fed):
+    out = network.folder / f"run-{name}"
+    finish(network, network.run(network.folder / "app", algorithm=name, out=str(out)), out, 900)
+    here = fk.train(model, fed, name, cohort=4, engine="sequential", progress=False, **SETTINGS)
+    there = load_file(out / "model.safetensors")
+    for key, z in here.model.state_dict().items():
+        assert torch.equal(z, there[key]), key
+    assert [row["test_accuracy"] for row in rows(out)] == [row["test_accuracy"] for row in here.history]
+    assert all(row["dropped"] == 0 for row in rows(out))
 
 
 def test_garbage_a_kill_and_a_restart(network, fed):

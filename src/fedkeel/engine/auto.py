@@ -29,7 +29,7 @@ def choose(work: Work, store: Store, jobs: Jobs, rounds: int, workers: int) -> t
     _timed(Sequential(work, store), store, one)  # the first call pays for lazy set-up
     client = _timed(Sequential(work, store), store, one) / one.K[0] * sum(jobs.K)
     estimates = {"sequential": client * rounds}
-    workers = min(workers, len(jobs.ids))
+    workers = min(workers or cores(), len(jobs.ids))
     on_cpu = work.objective.model.device.type == "cpu"
     if workers > 1 and on_cpu:
         estimates["processes"] = client * rounds / workers * 1.1 + START_WORKERS
