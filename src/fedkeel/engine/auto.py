@@ -21,7 +21,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose(work: Work, store: Store, jobs: Jobs, rounds: int, workers: int) -> tuple[str, str]:
+def choose(work: Work, store: Store, jobs: Jobs, rounds: int, workers: int | None = None) -> tuple[str, str]:
     """(engine, why) for a run of `rounds` rounds like `jobs` with at most so many worker processes; leaves no trace."""
     one = Jobs(
         jobs.stage, jobs.t, jobs.ids[:1], jobs.K[:1], {k: z[:1] for k, z in jobs.drawn.items()}, jobs.down, jobs.buffers
