@@ -28,6 +28,7 @@ from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.client import Node
 from fedkeel.deploy.privacy import protected
+from fedkeel.deploy.project import TIMEOUT
 from fedkeel.deploy.remote import Flower
 from fedkeel.deploy.roster import Roster
 from fedkeel.engine.checkpoint import NAME, write_atomically
@@ -36,7 +37,6 @@ from fedkeel.engine.settings import refuse
 from fedkeel.engine.train import train
 
 LARGEST = 1e8
-TIMEOUT = 600.0
 Pair = tuple[Any, Any]
 Model = nn.Module | Callable[[], nn.Module]
 

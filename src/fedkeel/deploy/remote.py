@@ -107,11 +107,12 @@ class Exchanges:
         up = dry_run(self.work.algo, jobs.stage, self.work.objective.model.layers, self.work.objective.model.dtype)
         uploads = Uploads(Stack(up, S).record, torch.zeros(S, b).double(), torch.zeros(S).double(), {}, {}, self.told)
         answers = Answers(self, jobs, up, uploads)
-        least, end = min(self.flower.min_clients, S), time.monotonic() + self.flower.patience
+        least, end = min(self.flower.min_clients, S), None
         while True:
             answers.gather()
-            if S - len(uploads.faults) >= least or time.monotonic() > end:
+            if S - len(uploads.faults) >= least or (end and time.monotonic() > end):
                 break
+            end = end or time.monotonic() + self.flower.patience
             self.flower.say(
                 f"{S - len(uploads.faults)} of {S} clients answered, {least} are needed: asking the others again"
             )
