@@ -14,7 +14,8 @@ import typer
 import fedkeel
 from fedkeel.interrupt import stopped
 from fedkeel.options import TaskCommand, merged, task_options
-from fedkeel.study.commands import Fresh, add_commands
+from fedkeel.study.arguments import Fresh
+from fedkeel.study.commands import add_commands
 
 if TYPE_CHECKING:
     from fedkeel.config import RunConfig

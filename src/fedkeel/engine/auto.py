@@ -21,7 +21,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose(work: Work, store: Store, jobs: Jobs, rounds: int, workers: int) -> tuple[str, str]:
+def choose(work: Work, store: Store, jobs: Jobs, rounds: int, workers: int | None = None) -> tuple[str, str]:
     """(engine, why) for a run of `rounds` rounds like `jobs` with at most so many worker processes; leaves no trace."""
     one = Jobs(
         jobs.stage, jobs.t, jobs.ids[:1], jobs.K[:1], {k: z[:1] for k, z in jobs.drawn.items()}, jobs.down, jobs.buffers
@@ -29,7 +29,7 @@ def choose(work: Work, store: Store, jobs: Jobs, rounds: int, workers: int) -> t
     _timed(Sequential(work, store), store, one)  # the first call pays for lazy set-up
     client = _timed(Sequential(work, store), store, one) / one.K[0] * sum(jobs.K)
     estimates = {"sequential": client * rounds}
-    workers = min(workers, len(jobs.ids))
+    workers = min(workers or cores(), len(jobs.ids))
     on_cpu = work.objective.model.device.type == "cpu"
     if workers > 1 and on_cpu:
         estimates["processes"] = client * rounds / workers * 1.1 + START_WORKERS

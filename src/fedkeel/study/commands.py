@@ -4,124 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
 
 from fedkeel.interrupt import stopped
 from fedkeel.options import NAMES, TaskCommand, task_options, unknown
+from fedkeel.study.arguments import OVER_HELP, SHARED, StudyFile, shared_options
 
 TASK = [name for name in NAMES if name != "algorithm"]
-OWN = ("algorithms", "seeds", "target", "set", "out", "fresh", "jobs", "search", "tensorboard", "mlflow", "wandb")
-
-StudyArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="STUDY.toml",
-        help="A study in a file: the options below with underscores, e.g. batch_size = 20, and more (docs/study.md). "
-        "Options override it. The study.toml that a study writes is such a file.",
-        show_default=False,
-    ),
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Replace what the directory holds. [dim]E.g. --fresh[/dim]")]
-Seeds = Annotated[
-    int | None,
-    typer.Option(
-        help="Runs of every method, with the seeds SEED, SEED + 1, ... All of them have the same split, that of "
-        "--split-seed. Default 3. [dim]E.g. --seeds 5[/dim]",
-        show_default=False,
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="METHOD.NAME=VALUE",
-        help="A method's hyper-parameter; can be given again. [dim]E.g. --set fedlada.lr=0.01[/dim]",
-        show_default=False,
-    ),
-]
-Algorithms = Annotated[
-    str, typer.Option(help="Methods. [dim]E.g. --algorithms fedavg,scaffold,fedlada[/dim]", metavar="NAMES")
-]
-Target = Annotated[
-    float | None,
-    typer.Option(help="Accuracy for rounds and floats to target. [dim]E.g. --target 0.9[/dim]", show_default=False),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        help="Runs at a time, each in a process of one thread (default: one per core). With 1 a run may use all cores "
-        "for its clients. [dim]E.g. --jobs 1[/dim]",
-        show_default=False,
-    ),
-]
-Searching = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--search",
-        metavar="KEY=VALUE",
-        help="How the grids of a study file are searched: seed, metric, rounds, every, way (grid or coordinate), case; can "
-        "be given again. [dim]E.g. --search way=grid --search rounds=100[/dim]",
-        show_default=False,
-    ),
-]
-TensorBoard = Annotated[
-    str | None,
-    typer.Option(
-        "--tensorboard",
-        metavar="FOLDER",
-        help="Event files for TensorBoard, too. [dim]E.g. --tensorboard runs/tensorboard[/dim]",
-        show_default=False,
-    ),
-]
-MLflow = Annotated[
-    str | None,
-    typer.Option(
-        "--mlflow",
-        metavar="URI",
-        help="Rows to MLflow, too; '' is its default place. [dim]E.g. --mlflow file:runs/mlflow[/dim]",
-        show_default=False,
-    ),
-]
-Wandb = Annotated[
-    str | None,
-    typer.Option(
-        "--wandb",
-        metavar="PROJECT",
-        help="Rows to Weights & Biases, too. [dim]E.g. --wandb fedkeel[/dim]",
-        show_default=False,
-    ),
-]
-OVER_HELP = (
-    "An axis: a setting or hyper-parameter with its values, or a range FROM:TO:POINTS-PER-DECADE; can be given again, then "
-    "all combinations are run. [dim]E.g. --over lr=1e-4:1:3 --over concentration=0.1,1[/dim]"
-)
 
 
 def add_commands(app: typer.Typer) -> None:
     """Gives the app the commands of this file."""
-    app.command(cls=TaskCommand)(task_options(TASK)(compare))
-    app.command(cls=TaskCommand)(task_options(TASK)(sweep))
-    app.command(cls=TaskCommand)(task_options(TASK)(reproduce))
+    for command in (compare, sweep, reproduce):
+        app.command(cls=TaskCommand)(task_options(TASK)(shared_options(command)))
     app.command()(report)
 
 
 def compare(
     ctx: typer.Context,
     settings: dict[str, Any],
-    study: StudyArgument = None,
-    algorithms: Algorithms = "",
-    seeds: Seeds = None,
-    target: Target = None,
-    set_: Set = None,
+    shared: SimpleNamespace,
+    study: StudyFile = None,
     out: Annotated[Path, typer.Option(help="Directory of all runs. [dim]E.g. --out runs/mine[/dim]")] = Path("runs/compare"),
-    fresh: Fresh = False,
-    jobs: Jobs = None,
-    search: Searching = None,
-    tensorboard: TensorBoard = None,
-    mlflow: MLflow = None,
-    wandb: Wandb = None,
 ) -> None:
     """Run several methods on the same task with several seeds, and put them into one table and one page.
 
@@ -129,27 +36,17 @@ def compare(
 
     The same command again continues where it was stopped.
     """
-    _nothing_else(ctx, OWN)
-    file = _assembled(_read(study), settings, algorithms, seeds, target, set_, search)
-    _carry_out(ctx, file, out, fresh, jobs, _trackers(tensorboard, mlflow, wandb))
+    _nothing_else(ctx)
+    _carry_out(ctx, _assembled(_read(study), settings, shared), shared, out)
 
 
 def sweep(
     ctx: typer.Context,
     settings: dict[str, Any],
+    shared: SimpleNamespace,
     over: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUES", help=OVER_HELP, show_default=False)] = None,
-    study: StudyArgument = None,
-    algorithms: Algorithms = "",
-    seeds: Seeds = None,
-    target: Target = None,
-    set_: Set = None,
+    study: StudyFile = None,
     out: Annotated[Path, typer.Option(help="Directory of all runs. [dim]E.g. --out runs/mine[/dim]")] = Path("runs/sweep"),
-    fresh: Fresh = False,
-    jobs: Jobs = None,
-    search: Searching = None,
-    tensorboard: TensorBoard = None,
-    mlflow: MLflow = None,
-    wandb: Wandb = None,
 ) -> None:
     """Run methods over a range of a setting or hyper-parameter, or over two of them, for curves and heat maps.
 
@@ -159,23 +56,17 @@ def sweep(
     """
     from fedkeel.study.edit import add_axes
 
-    _nothing_else(ctx, (*OWN, "over"))
+    _nothing_else(ctx, "over")
     file = add_axes(_read(study), over or [])
     if not file["sweep"]:
         raise ValueError("over: there is no axis; for example --over lr=1e-4:1:3, or a table [sweep] in the study file")
-    _carry_out(
-        ctx,
-        _assembled(file, settings, algorithms, seeds, target, set_, search),
-        out,
-        fresh,
-        jobs,
-        _trackers(tensorboard, mlflow, wandb),
-    )
+    _carry_out(ctx, _assembled(file, settings, shared), shared, out)
 
 
 def reproduce(
     ctx: typer.Context,
     settings: dict[str, Any],
+    shared: SimpleNamespace,
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="A recipe. [dim]E.g. gradma/tab1[/dim]", show_default=False)
     ] = None,
@@ -189,24 +80,13 @@ def reproduce(
     cases: Annotated[
         str,
         typer.Option(
-            help="Only the columns whose names contain one of these. [dim]E.g. --cases 'mnist,cifar10'[/dim]",
-            metavar="NAMES",
+            help="Only the columns whose names contain one of these. [dim]E.g. --cases mnist,cifar-10[/dim]", metavar="NAMES"
         ),
     ] = "",
-    algorithms: Algorithms = "",
-    seeds: Seeds = None,
-    target: Target = None,
-    set_: Set = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Directory of all runs; default runs/NAME. [dim]E.g. --out runs/x[/dim]", show_default=False),
     ] = None,
-    fresh: Fresh = False,
-    jobs: Jobs = None,
-    search: Searching = None,
-    tensorboard: TensorBoard = None,
-    mlflow: MLflow = None,
-    wandb: Wandb = None,
 ) -> None:
     """Run a table or figure of one of the five papers, and print the paper's numbers beside ours.
 
@@ -216,11 +96,11 @@ def reproduce(
     from fedkeel.study import screen
     from fedkeel.study.edit import choose_cases
 
-    _nothing_else(ctx, (*OWN, "list", "show", "scale", "cases"))
+    _nothing_else(ctx, "list", "show", "scale", "cases")
     if list_ or name is None:
         return screen.recipe_table(recipes.listed())
     recipe = recipes.read(name, scale)
-    file = _assembled(choose_cases(recipe.file, cases), settings, algorithms, seeds, target, set_, search)
+    file = _assembled(choose_cases(recipe.file, cases), settings, shared)
     if show:
         import tomli_w
 
@@ -229,8 +109,7 @@ def reproduce(
         return typer.echo(tomli_w.dumps(without_none(file)))
     suffix = "" if scale == "paper" else f"-{scale}"
     store = out or Path("runs") / (recipe.runs + suffix)
-    trackers = _trackers(tensorboard, mlflow, wandb)
-    _carry_out(ctx, file, out or Path("runs") / (name + suffix), fresh, jobs, trackers, store)
+    _carry_out(ctx, file, shared, out or Path("runs") / (name + suffix), store)
 
 
 def report(
@@ -258,64 +137,43 @@ def _read(study: Path | None) -> dict[str, Any]:
     return runs.read_study(study) if study else {}
 
 
-def _nothing_else(ctx: typer.Context, own: tuple[str, ...]) -> None:
+def _nothing_else(ctx: typer.Context, *own: str) -> None:
     """Options that nobody knows are not hyper-parameters here, since there are several methods."""
     if ctx.args:
         hint = "hyper-parameters are set by method here: --set fedavg.lr=0.1"
-        raise unknown(ctx.args[0].partition("=")[0], (*TASK, *own), hint)
+        raise unknown(ctx.args[0].partition("=")[0], (*TASK, *SHARED, "set", "out", *own), hint)
 
 
-def _assembled(
-    file: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    algorithms: str,
-    seeds: int | None,
-    target: float | None,
-    changes: list[str] | None,
-    search: list[str] | None,
-) -> dict[str, Any]:
+def _assembled(file: Mapping[str, Any], settings: Mapping[str, Any], shared: SimpleNamespace) -> dict[str, Any]:
     """The content of a study file, changed by the options of the command line."""
     from fedkeel.study.edit import change_search, choose_methods, override, set_values
 
-    changed = set_values(choose_methods(override(file, settings), algorithms), changes or [])
-    changed = change_search(changed, search or [])
-    if seeds is not None:
-        changed["seeds"] = seeds
-    if target is not None:
-        changed["target"] = target
+    changed = set_values(choose_methods(override(file, settings), shared.algorithms), shared.changes or [])
+    changed = change_search(changed, shared.search or [])
+    if shared.seeds is not None:
+        changed["seeds"] = shared.seeds
+    if shared.target is not None:
+        changed["target"] = shared.target
         for case in changed["cases"]:
             case.pop("target", None)
     return changed
 
 
-def _trackers(tensorboard: str | None, mlflow: str | None, wandb: str | None) -> dict[str, str]:
-    """The trackers that are asked for, and their places; an error if one is not installed."""
-    from fedkeel.study.trackers import check
-
-    given = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
-    names = {name: place for name, place in given.items() if place is not None}
-    check(names)
-    return names
-
-
 def _carry_out(
-    ctx: typer.Context,
-    file: dict[str, Any],
-    out: Path,
-    fresh: bool,
-    jobs: int | None,
-    trackers: dict[str, str],
-    store: Path | None = None,
+    ctx: typer.Context, file: dict[str, Any], shared: SimpleNamespace, out: Path, store: Path | None = None
 ) -> None:
-    from fedkeel.study import screen
+    from fedkeel.study import screen, trackers
     from fedkeel.study.compare import carry_out
     from fedkeel.study.study import Study
 
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs = {jobs} is not allowed; it must be a whole number >= 1")
+    if shared.jobs is not None and shared.jobs < 1:
+        raise ValueError(f"jobs = {shared.jobs} is not allowed; it must be a whole number >= 1")
+    asked = {name: getattr(shared, name) for name in trackers.TRACKERS if getattr(shared, name) is not None}
+    trackers.check(asked)
     study = Study.read(file)
+    options: dict[str, Any] = {"fresh": shared.fresh, "jobs": shared.jobs, "ray": shared.ray, "trackers": asked}
     with stopped(ctx.obj, lambda: True):
-        results = carry_out(study, out, store=store, fresh=fresh, jobs=jobs, command=ctx.obj, trackers=trackers)
+        results = carry_out(study, out, store=store, command=ctx.obj, **options)
     screen.comparison(results, out)
     if any(row["errors"] for row in results["rows"]):
         raise typer.Exit(1)

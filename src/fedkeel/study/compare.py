@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.config import RunConfig
+from fedkeel.data.bubbles import label_counts
 from fedkeel.engine.checkpoint import write_atomically
 from fedkeel.study.numbers import Row
-from fedkeel.study.report import label_counts, write_report
+from fedkeel.study.report import write_report
 from fedkeel.study.results import ORIGIN, begin, collect, write
 from fedkeel.study.runner import Data, run_study
 from fedkeel.study.study import Study, targets
+
+MOST = 200  # clients and classes in the plot of a split
 
 
 def compare(
@@ -58,13 +61,14 @@ def carry_out(
     store: Path | None = None,
     fresh: bool = False,
     jobs: int | None = None,
+    ray: str | None = None,
     progress: bool = True,
     command: str = "",
     trackers: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Runs a study and writes what it found to `out`. store: where its runs lie, if not there."""
     store = store or out
-    options: dict[str, Any] = {"fresh": fresh, "jobs": jobs, "progress": progress, "trackers": trackers}
+    options: dict[str, Any] = {"fresh": fresh, "jobs": jobs, "ray": ray, "progress": progress, "trackers": trackers}
     found = run_study(study, store, begin=lambda: begin(study, out, store, command), **options)
     results = collect(study, found, command) | {"partitions": partitions(study, out)}
     write(results, out)
@@ -79,6 +83,8 @@ def partitions(study: Study, out: Path) -> dict[str, Any]:
     for branch in study.branches:
         if branch.case not in known:
             with contextlib.suppress(Exception):
-                known[branch.case] = label_counts(data.of(branch.at({}, branch.seeds[0], study.resplit)))
+                fed = data.of(branch.at({}, branch.seeds[0], study.resplit))
+                if not fed.y.is_floating_point() and fed.y.dim() == 1 and fed.y.max() < MOST:
+                    known[branch.case] = label_counts(fed, int(fed.y.max()) + 1)[:MOST].tolist()
     write_atomically(out / ORIGIN, json.dumps(origin).encode())
     return known

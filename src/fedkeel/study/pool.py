@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -37,6 +37,11 @@ class Job:
     trackers: dict[str, str] = field(default_factory=dict)
     process: Any = None
 
+    def tidy(self) -> None:
+        """Leaves the numbers of a complete run, and the rest only where it is to be kept."""
+        for name in () if self.keep else HEAVY:
+            (self.out / name).unlink(missing_ok=True)
+
 
 Told = Callable[[Job, dict[str, Any]], None]  # called with a row of a run's history
 
@@ -53,9 +58,7 @@ def carry_out(job: Job, fed: Any, told: Callable[[dict[str, Any]], None], worker
         raise
     except Exception as error:
         return str(error) if isinstance(error, ValueError | RuntimeError) else describe(error)
-    if not job.keep:
-        for name in HEAVY:
-            (job.out / name).unlink(missing_ok=True)
+    job.tidy()
     return None
 
 
@@ -124,6 +127,41 @@ class Forks:
         for job in self.pipes.values():
             job.process.join()
         self.pipes = {}
+
+
+class OnRay:
+    """Runs on a Ray cluster, as many at a time as it has cores. What comes while a batch is under way waits for its end."""
+
+    size = 1 << 30
+
+    def __init__(self, address: str) -> None:
+        self.address, self.waiting = address, []  # type: tuple[str, list[Job]]
+        self.batch: list[Job] = []
+        self.answers: Iterator[tuple[int, str | None]] | None = None
+
+    def start(self, job: Job, fed: Any) -> None:
+        self.waiting.append(job)  # its data are loaded where it runs
+
+    def ended(self) -> list[tuple[Job, str | None]]:
+        """Waits for the next run."""
+        from fedkeel.study.ray_runs import run_all
+
+        if self.answers is None:
+            self.batch, self.waiting = self.waiting, []
+            configs, outs = [job.config for job in self.batch], [job.out for job in self.batch]
+            self.answers = run_all(configs, outs, self.address, fresh=any(job.fresh for job in self.batch))
+        answer = next(self.answers, None)
+        if answer is None:
+            self.answers = None
+            return []
+        number, error = answer
+        if error is None:
+            self.batch[number].tidy()
+        return [(self.batch[number], error)]
+
+    def close(self) -> None:
+        if self.answers is not None:
+            self.answers.close()  # type: ignore[attr-defined]
 
 
 def _serve(job: Job, fed: Any, pipe: Connection, others: list[Connection], driver: int) -> None:

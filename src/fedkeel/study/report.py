@@ -90,18 +90,3 @@ def draw_png(drawn: Sequence[Figure], folder: Path) -> None:
         told = subprocess.run([*words, *size, f"--screenshot={name}.png", f"{name}.svg"], cwd=folder, capture_output=True)
         if not (folder / f"{name}.png").exists():
             raise RuntimeError(f"png: {words[0]} drew nothing: {told.stderr.decode(errors='replace')[-200:]}")
-
-
-def label_counts(fed: Any, most: int = 200) -> list[list[int]]:
-    """Samples of every class that each of the first clients has, [clients][classes]; nothing where labels are no classes."""
-    import numpy as np
-
-    if fed.y.is_floating_point() or fed.y.dim() != 1:
-        return []
-    labels = fed.y.numpy() if fed.order is None else fed.y.numpy()[fed.order]
-    kinds, clients = int(labels.max()) + 1, min(len(fed), most)
-    if kinds > most:
-        return []
-    owner = np.repeat(np.arange(len(fed)), fed.sizes)
-    counts = np.bincount(owner * kinds + labels, minlength=len(fed) * kinds).reshape(len(fed), kinds)
-    return counts[:clients].tolist()  # type: ignore[no-any-return]

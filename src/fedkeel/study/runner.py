@@ -49,11 +49,13 @@ def run_study(
     *,
     fresh: bool = False,
     jobs: int | None = None,
+    ray: str | None = None,
     progress: bool = True,
     trackers: dict[str, str] | None = None,
     begin: Callable[[], None] = lambda: None,
 ) -> list[Found]:
-    """Runs whatever of a study is not complete. store: where its runs lie; jobs: how many at a time (default: one per core).
+    """Runs whatever of a study is not complete. store: where its runs lie; jobs: how many at a time (default: one per core);
+    ray: the address of a cluster to run on.
 
     begin: called when all was checked, before anything is run. A run that fails is told in its outcome, it stops no other.
     """
@@ -61,7 +63,7 @@ def run_study(
     total, rounds = _size(study)
     with StudyBar(total, rounds, progress) as bar:
         workers = cores() if jobs is None else jobs
-        runner = Scheduler(workers, bar)
+        runner = Scheduler(workers, ray, bar)
         try:
             return [found for group in runner.drive(plans, begin) for found in group]
         finally:
@@ -161,8 +163,10 @@ def _outcome(job: Job, branch: Branch, seed: int, error: str | None) -> Outcome:
 # Who runs it ----------------------------------------------------------------------------------------------------------
 
 
-def make_pool(workers: int, bar: StudyBar) -> Any:
-    """Who carries out the runs: something with size, start(job, fed), ended() and close()."""
+def make_pool(workers: int, ray: str | None, bar: StudyBar) -> Any:
+    """Who carries out the runs: something with size, start(job, fed), ended() and close(). ray: address of a cluster."""
+    if ray is not None:
+        return pool.OnRay(ray)
     if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
         return pool.Forks(workers, bar.row, bar.refresh)
     return pool.Here(bar.row)
@@ -171,8 +175,8 @@ def make_pool(workers: int, bar: StudyBar) -> Any:
 class Scheduler:
     """Gives runs to a pool: trials first, then seed by seed, so that what is interrupted has something of every method."""
 
-    def __init__(self, workers: int, bar: StudyBar) -> None:
-        self.pool, self.bar = make_pool(workers, bar), bar
+    def __init__(self, workers: int, ray: str | None, bar: StudyBar) -> None:
+        self.pool, self.bar, self.remote = make_pool(workers, ray, bar), bar, ray is not None
         self.queue: list[tuple[int, int, Job]] = []
         self.number = itertools.count()
         self.data = Data()
@@ -200,7 +204,7 @@ class Scheduler:
     def _check_data(self) -> None:
         """If all runs are on the same data and model, what is wrong with these is an error of the study."""
         configs = {Data.key(job.config): job.config for _, _, job in self.queue}
-        if len(configs) == 1:
+        if len(configs) == 1 and not self.remote:
             config = next(iter(configs.values()))
             runs.task(config, self.data.of(config))
 
@@ -221,7 +225,7 @@ class Scheduler:
     def _start(self, job: Job) -> None:
         self.bar.begin(job)
         try:
-            fed = self.data.of(job.config)
+            fed = None if self.remote else self.data.of(job.config)
         except Exception as error:  # no data for this case; there may be some for others
             return self._end(job, " ".join(str(error).split()))
         self.running += 1

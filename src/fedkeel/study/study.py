@@ -80,7 +80,8 @@ class Study:
         axes = {name: z.values() if isinstance(z, Range) else list(z) for name, z in file.sweep.items()}
         _check(file, axes)
         cases: Sequence[Mapping[str, Any]] = file.cases or [{}]
-        branches = [b for case in cases for b in _branches(task, file, case, axes)]
+        tried: set[str] = set()
+        branches = [b for case in cases for b in _branches(task, file, case, axes, tried)]
         if sum(len(branch.seeds) for branch in branches) > MANY:
             raise ValueError(f"study: {len(branches)} combinations with all seeds are more than {MANY} runs")
         paper = tuple(_placed(one, file, axes) for one in file.paper)
@@ -140,8 +141,10 @@ def targets(given: Any) -> tuple[float, ...]:
     return tuple(many)
 
 
-def _branches(task: RunConfig, file: StudyFile, case: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> list[Branch]:
-    """All lines of a case."""
+def _branches(
+    task: RunConfig, file: StudyFile, case: Mapping[str, Any], axes: Mapping[str, list[Any]], tried: set[str]
+) -> list[Branch]:
+    """All lines of a case. tried: values of grids that are known to be allowed."""
     own = {key: z for key, z in case.items() if key not in ("name", "target", "methods", "seeds")}
     _check_case(own, case, file)
     first = task.changed(**{key: z for key, z in own.items() if key in SETTINGS})
@@ -163,7 +166,7 @@ def _branches(task: RunConfig, file: StudyFile, case: Mapping[str, Any], axes: M
             fixed = {over.get(axis, axis): value for axis, value in at.items()}
             rest = {key: z for key, z in grid.items() if key not in fixed}
             branch = Branch(case.get("name", ""), label, at, changed(config, fixed), rest, seeds, aims, table.get("cost"))
-            _try_out(branch, file)
+            _try_out(branch, file, tried)
             found.append(branch)
     return found
 
@@ -180,15 +183,16 @@ def _check_case(own: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile
             raise ValueError(f"cases: {case['name']}: {label} is not among the methods: {', '.join(file.methods)}")
 
 
-def _try_out(branch: Branch, file: StudyFile) -> None:
-    """Every value of the grid must be allowed by itself."""
+def _try_out(branch: Branch, file: StudyFile, tried: set[str]) -> None:
+    """Every value of the grid must be allowed by itself; what was tried in one case is not tried in the others."""
     for key, values in branch.grid.items():
         if not values:
             raise ValueError(f"methods: {branch.method}: the grid of {key} is empty")
     first = {key: values[0] for key, values in branch.grid.items()}
     branch.at(first, branch.seeds[0], file.resplit)
     for key, values in branch.grid.items():
-        for value in values[1:]:
+        for value in [z for z in values[1:] if f"{branch.method} {key} {z!r}" not in tried]:
+            tried.add(f"{branch.method} {key} {value!r}")
             branch.at(first | {key: value}, branch.seeds[0], file.resplit)
 
 

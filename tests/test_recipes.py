@@ -1,0 +1,150 @@
+"""Recipes: all are valid studies at both scales, they expand as written, and their numbers are the papers'."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedkeel import cli
+from fedkeel.data import sources
+from fedkeel.models import MODELS
+from fedkeel.study import recipe
+from fedkeel.study.cells import printed
+from fedkeel.study.study import Study
+
+READING = next(
+    (z for z in (Path(__file__).parents[2] / "shared/algorithms.md", Path("/work/shared/algorithms.md")) if z.exists()), None
+)
+needs_reading = pytest.mark.skipif(READING is None, reason="our reading of the papers is not beside the repository")
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_every_recipe_is_a_study_at_both_scales(name):
+    for scale in recipe.SCALES:
+        study = Study.read(recipe.read(name, scale).file)
+        assert study.title
+        for branch in study.branches:
+            assert branch.config.data in sources.names()
+            assert branch.config.model in MODELS or branch.config.model.startswith("hf:")
+    assert recipe.read(name).runs in recipe.names()
+
+
+def test_what_the_papers_have():
+    wanted = [f"lada/{z}" for z in ("tab1-train", "tab1-test", *(f"tab{i}" for i in (3, 4, 5, 6, 7, 10, 11, 12)))]
+    wanted += [f"lada/fig{z}" for z in (1, 2, 3, 4, 5, 7, 8)] + ["lamb/supp-fig1", "lamb/grids"]
+    wanted += [f"ppf/fig{z}" for z in range(1, 8)] + [f"pt/{z}" for z in ("tab1", "tab2", "tabC1", "fig2", "fig3", "fig4")]
+    wanted += ["gradma/tab1", "gradma/tab2", *(f"gradma/fig{z}" for z in range(1, 9))]
+    assert set(wanted) <= set(recipe.names())
+
+
+def test_gradma_table_1_by_hand():
+    file = recipe.read("gradma/tab1").file
+    study = Study.read(file)
+    assert (len(study.methods), len(study.cases), len(study.branches)) == (16, 14, 16 * 14)
+    branch = next(b for b in study.branches if (b.case, b.method) == ("MNIST S=10 omega=0.01", "gradma-s"))
+    config = branch.at({"lr": 0.1, "server_lr": 1.0, "beta1": 0.5, "beta2": 0.5}, 2, resplit=False)
+    assert (config.data, config.model, config.rounds, config.cohort, config.concentration) == (
+        "mnist",
+        "mlp3",
+        500,
+        10,
+        0.01,
+    )
+    assert (config.local_steps, config.batch_size, config.clients, config.split) == (5, 64, 100, "dirichlet_per_class")
+    assert branch.grid["beta2"] == [0.1, 0.5, 0.9]
+    assert branch.targets == (0.45,)
+    moon = next(b for b in study.branches if (b.case, b.method) == ("CIFAR-10 S=10 omega=1", "moon"))
+    assert moon.config.hyperparameters["mu"] == 5.0
+    assert len(file["paper"][0]["values"]["fedavg"]) == 14
+
+
+def test_tables_share_runs_and_recipes_override_cases():
+    one, two = recipe.read("gradma/tab1"), recipe.read("gradma/tab2")
+    assert one.runs == two.runs == "gradma/tab1"
+    first, second = (Study.read(z.file) for z in (one, two))
+    assert {b.slug for b in first.branches} < {b.slug for b in second.branches}  # CIFAR-100 with both concentrations
+    assert {b.config.rounds for b in Study.read(recipe.read("gradma/fig8").file).branches} == {1}
+    assert {b.config.cohort for b in Study.read(recipe.read("pt/fig4").file).branches} == {50}
+
+
+def test_small_is_small():
+    for name in recipe.names():
+        study = Study.read(recipe.read(name, "small").file)
+        assert max(branch.config.rounds for branch in study.branches) <= 60
+        assert len(study.branches) <= 40
+
+
+@needs_reading
+@pytest.mark.parametrize(("table", "number"), [("tab1", 0), ("tab2", 1)])
+def test_gradma_numbers_against_our_reading(table, number):
+    text = READING.read_text()
+    block = re.findall(r"```\n(.*?)```", text[text.index("`gradma/tab1`") :], re.S)[number]
+    values = recipe.read(f"gradma/{table}").file["paper"][0]["values"]
+    assert len(block.strip().splitlines()) == len(values) == 16
+    for line in block.strip().splitlines():
+        name, *cells = re.sub(r"\(2.*", "", line).replace("|", " ").replace("\u2013", "-").split()
+        assert [str(z) for z in values[name.lower()]] == cells
+
+
+@needs_reading
+def test_other_numbers_against_our_reading():
+    text = READING.read_text()
+    rows = {
+        line.split("|")[1].strip(): [z.strip() for z in line.split("|")[2:-1]]
+        for line in text.splitlines()
+        if line[:1] == "|"
+    }
+    tracking = recipe.read("pt/tab1").file["paper"]
+    for kind, paper in (("rounds", tracking[0]), ("comm.", tracking[1])):
+        for column, task in enumerate(("C10", "C100", "Tiny")):
+            assert [values[column] for values in paper["values"].values()] == rows[f"{kind} {task}"]
+    alphas = recipe.read("lada/tab5").file["paper"][0]["values"]["fedlada"]
+    assert "29.5, 41.9, 40.1, 38.8, 36.5, 34.1" == ", ".join(map(str, alphas)) in text
+    corrections = recipe.read("lada/tab10").file["paper"][0]["values"]["scaffold-alpha"]
+    assert ", ".join(f"{z:.2f}" for z in corrections) in text
+    for values in recipe.read("pt/tab2").file["paper"][0]["values"].values():
+        assert all(z in text for z in values)
+    low, high = (one["values"] for one in recipe.read("lada/tab7").file["paper"])
+    for line in (
+        "| FedCM | 71.5 | 286.7 | 120.5 | 200.0 | 115.9 | 245.8 |",
+        "| FedLADA | 44.6 | 186.4 | 93.9 | 143.7 | 110.2 | 170.2 |",
+    ):
+        assert line in text
+        name, *cells = [z.strip() for z in line.strip("|").split("|")]
+        both = [str(z) for pair in zip(low[name.lower()], high[name.lower()], strict=True) for z in pair]
+        assert both == cells
+
+
+def test_numbers_of_papers_can_be_read():
+    assert printed("98.22±0.05") == (98.22, 0.05)
+    assert (printed(25), printed("-"), printed(">3000")) == ((25.0, 0.0), None, None)
+
+
+def test_wrong_names():
+    with pytest.raises(ValueError, match=r"recipe: unknown name 'gradma/tab3'; did you mean"):
+        recipe.read("gradma/tab3")
+    with pytest.raises(ValueError, match="scale = 'tiny' is not allowed; it must be paper or small"):
+        recipe.read("gradma/tab1", "tiny")
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def fedkeel(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main(words)
+        return end.value.code, *capsys.readouterr()
+
+    code, out, _ = fedkeel("reproduce", "--list")
+    assert code == 0
+    assert all(name in out for name in recipe.names())
+    words = ["reproduce", "gradma/fig6", "--scale", "small", "--data", "digits", "--model", "logistic", "--rounds", "2"]
+    words += ["--clients", "20", "--engine", "sequential"]
+    code, shown, _ = fedkeel(*words, "--show")
+    assert (code, 'data = "digits"' in shown, "rounds = 2" in shown) == (0, True, True)
+    code, out, _ = fedkeel(*words)
+    assert code == 0
+    assert (tmp_path / "runs/gradma/fig6-small/report.html").exists()
+    monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path))
+    code, _, err = fedkeel("reproduce", "gradma/tab1", "--cases", "cifar-100 s=5 omega=0.1", "--algorithms", "fedavg")
+    assert (code, err.count("\n"), "cifar100" in err) == (2, 1, True)
