@@ -1,0 +1,267 @@
+"""The report: what it says, its files, and the page in a real browser."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as xml
+
+import pytest
+
+from fedkeel.study import svg, trackers
+from fedkeel.study.cells import as_latex, differs
+from fedkeel.study.compare import carry_out
+from fedkeel.study.figures import figures
+from fedkeel.study.report import draw_png, report
+from fedkeel.study.runner import run_study
+from fedkeel.study.study import Study
+from fedkeel.study.svg import Axis, Series
+
+TASK = {"clients": 10, "rounds": 4, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
+FILE = TASK | {
+    "title": "A study <of> & methods",
+    "about": "What it shows.",
+    "seeds": 2,
+    "target": [0.2, 0.3],
+    "metrics": ["drift"],
+    "methods": {"fedavg": {"lr": [0.01, 0.3], "cost": 1}, "scaffold": {"lr": 0.3}},
+    "cases": [{"name": "unlike", "concentration": 0.1}, {"name": "alike", "concentration": 100.0}],
+    "paper": [{"metric": "best_accuracy", "where": "Table 7", "values": {"fedavg": ["99.9±0.1", "-"], "scaffold": [1, 2]}}],
+}
+chromium = pytest.mark.skipif(
+    not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), reason="no Chromium is installed"
+)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """(directory, results) of a study with cases, a search, measurements and a paper's numbers."""
+    out = tmp_path_factory.mktemp("study")
+    return out, carry_out(Study.read(FILE), out, progress=False, jobs=1, command="fedkeel compare <x>")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    out = tmp_path_factory.mktemp("sweep")
+    file = TASK | {"methods": {"gradma-s": {}, "fedavg": {}}, "seeds": 1}
+    file |= {"rounds": 2, "sweep": {"beta1": [0.0, 0.5], "lr": [0.01, 0.1, 1.0]}}
+    return out, carry_out(Study.read(file), out, jobs=1, progress=False)
+
+
+# Content --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_everything(study):
+    out, results = study
+    text = (out / "report.html").read_text()
+    for words in ("A study &lt;of&gt; &amp; methods", "What it shows.", "fedkeel compare &lt;x&gt;", "Table 7", "99.9±0.1"):
+        assert words in text
+    assert not re.search(r"(src|href)\s*=|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text)  # nothing from elsewhere
+    assert len(text) < 500_000
+    assert "2 trials, seed 1000, by best_accuracy" in text
+    assert "≠" in text  # ours is far from 99.9
+    for figure in figures(results):
+        assert f"data-id='{figure.case}/{figure.name}'" in text
+    assert {one.name for one in figures(results)} == {
+        *("accuracy-rounds", "accuracy-floats", "train_loss-rounds", "drift-rounds", "cosine-rounds"),
+        *("rounds-to-0.2", "rounds-to-0.3", "partition"),
+    }
+
+
+def test_files(study):
+    folder = study[0] / "report"
+    for path in folder.glob("*.svg"):
+        root = xml.parse(path).getroot()
+        assert root.tag.endswith("svg")
+    drawn = xml.parse(folder / "unlike-accuracy-rounds.svg").getroot()
+    lines = [z for z in drawn.iter() if z.tag.endswith("polyline")]
+    assert [len(z.get("points").split()) for z in lines] == [4, 4]  # two methods, four rounds
+    assert [z.text for z in drawn.iter() if z.tag.endswith("text")][-2:] == ["fedavg", "scaffold"]
+    table = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    assert len(table) == 4
+    assert float(table[0]["chosen_lr"]) == study[1]["rows"][0]["chosen"]["lr"]
+    assert table[0]["paper_best_accuracy"] == "99.9±0.1"
+    latex = (folder / "table.tex").read_text()
+    assert latex.count(r"\begin{tabular}") == 2
+    widths = {line.count("&") for line in latex.splitlines() if line.endswith(r"\\")}
+    assert len(widths) == 1
+    assert "_" not in re.sub(r"\\_", "", as_latex(study[1]))
+
+
+def test_a_sweep_has_heat_maps_and_the_order_of_its_axes(swept):
+    out, results = swept
+    heat = next(one for one in figures(results) if one.name == "heat-gradma-s")
+    assert heat.inline.count("<rect") == 6
+    again = json.loads((out / "results.json").read_text())
+    report(out)
+    text = (out / "report.html").read_text()
+    assert "it has not been run" not in text  # the runs are found again, whatever order TOML gives the axes
+    assert list(again["axes"]) == ["beta1", "lr"]
+
+
+def test_one_axis_is_a_curve(tmp_path):
+    file = TASK | {"methods": {"fedavg": {}, "padamfed": {}}, "sweep": {"lr": [0.01, 0.1, 1.0]}, "seeds": 1, "rounds": 2}
+    results = carry_out(Study.read(file), tmp_path, jobs=1, progress=False)
+    curve = next(one for one in figures(results) if one.name == "sweep-lr-final_accuracy")
+    assert [one["x"] for one in curve.data["series"]] == [[0.01, 0.1, 1.0]] * 2
+    assert results["robustness"][0]["decades"] >= 0
+
+
+def test_a_study_under_way_and_a_single_run(tmp_path):
+    study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 1})
+    carry_out(study, tmp_path, jobs=1, progress=False)
+    shutil.rmtree(tmp_path / "scaffold-seed0")
+    text = report(tmp_path).read_text()
+    assert "Runs that are not complete yet" in text
+    assert "Runs that failed" not in text
+    single = report(tmp_path / "fedavg-seed0").read_text()
+    assert "fedavg" in single
+    assert (tmp_path / "fedavg-seed0" / "report" / "accuracy-rounds.svg").exists()
+    with pytest.raises(ValueError, match="holds neither a study"):
+        report(tmp_path / "nothing")
+    assert run_study(study, tmp_path, jobs=1, progress=False)[1].outcomes[0].error is None  # and it goes on from there
+
+
+def test_apart_from_the_paper():
+    row = {"paper": {"best_accuracy": "90±1", "rounds_to_target": "-"}, "best_accuracy": 0.92, "best_accuracy_std": 0.005}
+    row |= {"seeds": 3, "rounds_to_target": 5.0}
+    assert differs(row, "best_accuracy")
+    assert not differs(row | {"best_accuracy_std": 0.02}, "best_accuracy")
+    assert differs(row, "rounds_to_target")  # it did not get there, we did
+    assert not differs(row | {"rounds_to_target": None}, "rounds_to_target")
+
+
+# Drawing --------------------------------------------------------------------------------------------------------------
+
+
+def test_ticks_are_round_and_inside():
+    assert [name for _, name in Axis("", 0, 100).ticks()] == ["0", "20", "40", "60", "80", "100"]
+    assert [name for _, name in Axis("", 0.31, 0.94).ticks()] == ["0.4", "0.6", "0.8"]
+    assert [name for _, name in Axis("", 1e-4, 1, log=True).ticks()] == ["0.0001", "0.001", "0.01", "0.1", "1"]
+    assert [name for _, name in Axis("", 0.15, 2.5, log=True).ticks()] == ["0.2", "0.5", "1", "2"]
+    assert [name for _, name in Axis("", 0, 3e6).ticks()] == ["0", "1M", "2M", "3M"]
+
+
+def test_a_point_is_where_it_belongs():
+    drawn = svg.lines([Series("a", 0, [0, 10], [0.0, 1.0])], Axis("x", 0, 10), Axis("y", 0, 1))
+    first, last = re.search(r'points="([^"]*)"', drawn)[1].split()
+    assert first == f"{svg.LEFT:.1f},{svg.HEIGHT - svg.BOTTOM:.1f}"
+    assert last == f"{svg.WIDTH - svg.RIGHT:.1f},{svg.TOP:.1f}"
+
+
+def test_sixteen_methods_can_be_told_apart():
+    assert len({svg.look(number) for number in range(16)}) == 16
+    assert len({svg.look(number)[0] for number in range(7)}) == 7
+
+
+# Trackers -------------------------------------------------------------------------------------------------------------
+
+
+def test_trackers_are_told_every_round_and_imported_only_when_asked(tmp_path, monkeypatch):
+    import contextlib
+
+    rows = []
+
+    @contextlib.contextmanager
+    def pretend(place, name, config):
+        rows.append((place, name, config["algorithm"]))
+        yield rows.append
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", pretend)
+    study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1})
+    run_study(study, tmp_path / "x", jobs=1, progress=False, trackers={"wandb": "mine"})
+    assert rows[0] == ("mine", "x-fedavg-seed0", "fedavg")
+    assert [row["round"] for row in rows[1:]] == [0, 1, 2, 3]
+    assert "round" not in trackers.numbers(rows[1])
+    assert trackers.numbers(rows[1])["train_loss"] == rows[1]["train_loss"]
+
+
+def test_a_tracker_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(trackers.PACKAGES, "mlflow", "no_such_package")
+    with pytest.raises(ValueError, match="mlflow: its package is not installed; pip install no_such_package"):
+        trackers.check({"mlflow": ""})
+
+
+def test_tensorboard_event_files(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1})
+    run_study(study, tmp_path / "x", jobs=1, progress=False, trackers={"tensorboard": str(tmp_path / "tb")})
+    events = EventAccumulator(str(tmp_path / "tb" / "x-fedavg-seed0"))
+    events.Reload()
+    assert [z.step for z in events.Scalars("test_accuracy")] == [0, 1, 2, 3]
+
+
+# In a browser ---------------------------------------------------------------------------------------------------------
+
+# Clicks on a heading and a name in a legend, moves the pointer over a plot, and leaves what it saw in the title.
+PROBE = """<script>
+const seen = {};
+const table = document.querySelector("table.summary");
+const column = [...table.querySelectorAll("thead th")].findIndex(z => z.textContent === "best accuracy");
+const values = () => [...table.tBodies[0].rows].map(row => +row.cells[column].dataset.value);
+table.querySelectorAll("thead th")[column].querySelector("button").click();
+seen.up = values();
+table.querySelectorAll("thead th")[column].querySelector("button").click();
+seen.down = values();
+seen.sort = table.querySelectorAll("thead th")[column].getAttribute("aria-sort");
+const figure = document.querySelector("figure");
+seen.points = [...figure.querySelectorAll("polyline")].map(z => z.points.numberOfItems);
+seen.width = figure.querySelector("svg").getBoundingClientRect().width;
+seen.page = document.documentElement.scrollWidth;
+seen.window = innerWidth;
+figure.querySelector(".legend button").click();
+seen.hidden = figure.querySelectorAll(".series.off").length;
+figure.querySelector(".legend button").click();
+const box = figure.querySelector("svg").getBoundingClientRect(), scale = box.width / WIDTH;
+const point = figure.querySelector("polyline").points[1];
+figure.querySelector(".canvas").dispatchEvent(new PointerEvent("pointermove",
+  {clientX: box.left + point.x * scale, clientY: box.top + point.y * scale + 5, bubbles: true}));
+seen.tip = figure.querySelector(".tip").textContent;
+seen.paper = getComputedStyle(document.body).backgroundColor;
+document.title = JSON.stringify(seen);
+</script>"""
+
+
+def browse(page, *options):
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    words = [program, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", *options, page.as_uri()]
+    return subprocess.run(words, capture_output=True, text=True, timeout=80, check=True)
+
+
+@chromium
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (500, "dark")])
+def test_in_a_browser(study, tmp_path, width, scheme):
+    page = tmp_path / "page.html"
+    page.write_text((study[0] / "report.html").read_text().replace("</body>", PROBE + "</body>"))
+    dark = f"--blink-settings=preferredColorScheme={int(scheme == 'light')}"
+    done = browse(page, f"--window-size={width},1500", dark, "--dump-dom")
+    assert "CONSOLE" not in done.stderr  # neither errors nor warnings of the page
+    seen = json.loads(re.search(r"<title>(.*?)</title>", done.stdout)[1].replace("&quot;", '"').replace("&lt;", "<"))
+    assert seen["up"] == sorted(seen["up"])
+    assert (seen["down"], seen["sort"]) == (sorted(seen["up"], reverse=True), "descending")
+    assert len(set(seen["up"])) > 1
+    assert seen["points"] == [4, 4]
+    assert seen["hidden"] == 1
+    assert re.fullmatch(r"(fedavg|scaffold): 0\.\d+ at round \d", seen["tip"])
+    assert seen["page"] <= seen["window"]  # nothing hangs out on a phone
+    assert seen["width"] > 300
+    assert (seen["paper"] == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+@chromium
+@pytest.mark.slow
+def test_pictures(swept):
+    drawn = figures(swept[1])[:2]
+    draw_png(drawn, swept[0] / "report")
+    for figure in drawn:
+        assert (swept[0] / "report" / f"{figure.name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_no_browser_is_a_clear_error(study, monkeypatch):
+    monkeypatch.setattr("fedkeel.study.report.browser", lambda: None)
+    with pytest.raises(ValueError, match="png: there is no browser"):
+        report(study[0], png=True)
