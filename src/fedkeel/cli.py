@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 import fedkeel
 from fedkeel.interrupt import stopped
 from fedkeel.options import TaskCommand, merged, task_options
-from fedkeel.study.arguments import Fresh
+from fedkeel.study.arguments import Fresh, MLflow, TensorBoard, Wandb
 from fedkeel.study.commands import add_commands
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ def run(
         ),
     ] = None,
     fresh: Fresh = False,
+    tensorboard: TensorBoard = None,
+    mlflow: MLflow = None,
+    wandb: Wandb = None,
 ) -> None:
     """Train one method and keep the run in a directory.
 
@@ -84,11 +87,15 @@ def run(
     The same command again continues a run that was stopped, or shows one that is complete.
     """
     from fedkeel import config as runs
+    from fedkeel.study import trackers
 
     given = runs.read_study(study) if study else {}
     config = runs.resolve(merged(given, settings, ctx.args))
     out = out or Path("runs") / f"{config.data}-{config.algorithm}-seed{config.seed}"
-    _train(config, out, fresh)
+    places = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
+    asked = {name: place for name, place in places.items() if place is not None}
+    trackers.check(asked)
+    _train(config, out, fresh, asked)
 
 
 @app.command()
@@ -101,10 +108,12 @@ def resume(
     _train(runs.resolve(runs.stored(directory)), directory, fresh=False)
 
 
-def _train(config: RunConfig, out: Path, fresh: bool) -> None:
-    """Runs, continues or shows the run in `out`, whichever it needs."""
+def _train(config: RunConfig, out: Path, fresh: bool, trackers: Mapping[str, str] | None = None) -> None:
+    """Runs, continues or shows the run in `out`, whichever it needs. trackers: who else is told every round."""
     from fedkeel import config as runs
     from fedkeel import directory, show
+    from fedkeel.progress import RoundBar
+    from fedkeel.study.trackers import tracked
 
     if directory.holds_run(out) and not fresh:
         if different := directory.difference(out, config):
@@ -115,7 +124,10 @@ def _train(config: RunConfig, out: Path, fresh: bool) -> None:
             return show.run_summary(found, out)
         typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")
     with stopped(f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)):
-        found = runs.run(config, out, resume=True, fresh=fresh).summary()
+        with tracked(trackers or {}, out.name, config.model_dump(exclude_none=True)) as log:
+            with RoundBar(config.algorithm, config.rounds) as bar:
+                told = lambda row: (bar(row), log(row))  # noqa: E731
+                found = runs.run(config, out, resume=True, progress=told, fresh=fresh).summary()
     show.run_summary(found, out)
 
 

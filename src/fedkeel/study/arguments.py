@@ -99,6 +99,7 @@ SHARED: dict[str, tuple[Any, Any]] = {
     ),
     "fresh": (Fresh, False),
 }
+TensorBoard, MLflow, Wandb = (SHARED[name][0] for name in ("tensorboard", "mlflow", "wandb"))
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
