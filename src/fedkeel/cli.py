@@ -123,11 +123,12 @@ def _train(config: RunConfig, out: Path, fresh: bool, trackers: Mapping[str, str
             typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
             return show.run_summary(found, out)
         typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")
-    with stopped(f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)):
-        with tracked(trackers or {}, out.name, config.model_dump(exclude_none=True)) as log:
-            with RoundBar(config.algorithm, config.rounds) as bar:
-                told = lambda row: (bar(row), log(row))  # noqa: E731
-                found = runs.run(config, out, resume=True, progress=told, fresh=fresh).summary()
+    with (
+        stopped(f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)),
+        tracked(trackers or {}, out.name, config.model_dump(exclude_none=True)) as log,
+        RoundBar(config.algorithm, config.rounds) as bar,
+    ):
+        found = runs.run(config, out, resume=True, progress=lambda row: (bar(row), log(row)), fresh=fresh).summary()
     show.run_summary(found, out)
 
 

@@ -166,9 +166,12 @@ class OnRay:
 
 def _serve(job: Job, fed: Any, pipe: Connection, others: list[Connection], driver: int) -> None:
     """The life of a run's process."""
+    import torch
+
     from fedkeel.engine.processes import die_with
 
     die_with(driver)
+    torch.set_num_threads(1)  # threads that the study's own process may have started do not live here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the study's business
     for other in others:
         other.close()
