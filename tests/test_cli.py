@@ -12,6 +12,7 @@ import typer.main
 import fedkeel as fk
 from fedkeel import cli, config
 from fedkeel.options import NAMES
+from fedkeel.study.arguments import SHARED
 
 SMALL = ["--clients", "10", "--rounds", "3", "--cohort", "3", "--local-steps", "2", "--model", "logistic"]
 SMALL += ["--engine", "sequential"]
@@ -61,7 +62,7 @@ def test_help_waits_for_no_heavy_import():
 
 def test_every_option_has_help_with_an_example():
     group = typer.main.get_command(cli.app)
-    commands = [group.commands[name] for name in ("run", "resume", "compare", "algorithms")]
+    commands = [group.commands[name] for name in ("run", "resume", "compare", "sweep", "reproduce", "report", "algorithms")]
     commands.append(group.commands["datasets"].commands["show"])
     for command in commands:
         for param in command.params:
@@ -71,7 +72,20 @@ def test_every_option_has_help_with_an_example():
 def test_no_hyperparameter_hides_behind_an_option():
     for name in fk.algorithms():
         fields = {field.name for field in dataclasses.fields(fk.algorithm(name))}
-        assert not fields & {*NAMES, "out", "fresh", "study", "debug", "help", "set", "target", "seeds", "algorithms"}
+        assert not fields & {
+            *NAMES,
+            "out",
+            "fresh",
+            "study",
+            "debug",
+            "help",
+            "set",
+            "target",
+            "seeds",
+            "algorithms",
+            "over",
+            *SHARED,
+        }
 
 
 def test_names_of_methods_can_be_listed_twice():  # the package fedkeel.algorithms must not hide the function
