@@ -127,6 +127,7 @@ def test_wrong_names():
         recipe.read("gradma/tab1", "tiny")
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
