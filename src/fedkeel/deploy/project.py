@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 TIMEOUT = 600.0  # seconds for clients to answer, and to wait for missing ones
 OWN = ("out", "timeout", "patience")  # keys that the server alone reads
-ELSEWHERE = ("engine", "workers", "timeout", "ray_address", "device", "metrics")  # keys of a simulation that mean nothing here
+ELSEWHERE = (
+    "engine",
+    "workers",
+    "timeout",
+    "ray_address",
+    "device",
+    "metrics",
+)  # keys of a simulation that mean nothing here
 APP = '''"""The apps that pyproject.toml names; the run's settings are there, in [tool.flwr.app.config].
 
 For data of your own: client_app(model, load_data, algorithm) and server_app(...) of fedkeel.deploy.flower instead.

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from typing import Any
+
+from torch import nn
 
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.store import Store
 from fedkeel.engine.vectorized import Vectorized, cannot_vectorize
 from fedkeel.engine.work import Jobs, Work
 
-WORTH_MEASURING = 1.0  # seconds that a sequential run must be expected to take
+WORTH_MEASURING = 1.0  # seconds that a run must be expected to take
+LONG_STEP = 0.1  # seconds; where a local step takes longer, one of them is measurement enough
+TRIAL_STEPS = 3  # local steps of all clients at once, twice, to see what that takes
+TRIAL_SHARE = 0.05  # of the expected time may go into that
 START_WORKERS = 0.3  # seconds until worker processes answer, about
 COMPILE = 45.0  # seconds that torch.compile takes for a small model, about
 COMPILED_GAIN = 2.5  # how much faster small dense models then are, about
@@ -23,21 +29,21 @@ def cores() -> int:
 
 def choose(work: Work, store: Store, jobs: Jobs, rounds: int, workers: int | None = None) -> tuple[str, str]:
     """(engine, why) for a run of `rounds` rounds like `jobs` with at most so many worker processes; leaves no trace."""
-    one = Jobs(
-        jobs.stage, jobs.t, jobs.ids[:1], jobs.K[:1], {k: z[:1] for k, z in jobs.drawn.items()}, jobs.down, jobs.buffers
-    )
-    _timed(Sequential(work, store), store, one)  # the first call pays for lazy set-up
-    client = _timed(Sequential(work, store), store, one) / one.K[0] * sum(jobs.K)
+    first = Sequential(work, store)
+    step = _timed(first, store, _part(jobs, 1, 1))  # pays for lazy set-up, too
+    one = _part(jobs, 1, 1 if step > LONG_STEP else jobs.K[0])
+    client = _timed(first, store, one) / one.K[0] * sum(jobs.K)
     estimates = {"sequential": client * rounds}
     workers = min(workers or cores(), len(jobs.ids))
     on_cpu = work.objective.model.device.type == "cpu"
     if workers > 1 and on_cpu:
         estimates["processes"] = client * rounds / workers * 1.1 + START_WORKERS
-    if min(estimates.values()) > WORTH_MEASURING and cannot_vectorize(work.objective.model.module) is None:
-        together = _try_vectorized(work, store, jobs)
+    expected, trial = min(estimates.values()), 2 * TRIAL_STEPS / max(jobs.K) * client
+    if expected > WORTH_MEASURING and trial < TRIAL_SHARE * expected and _dense(work.objective.model.module):
+        together = _try_vectorized(work, store, _part(jobs, len(jobs.ids), TRIAL_STEPS))
         if together is not None:
-            estimates["vectorized"] = together * rounds
-            estimates["compiled"] = together * rounds / COMPILED_GAIN + COMPILE
+            estimates["vectorized"] = together * max(jobs.K) * rounds
+            estimates["compiled"] = estimates["vectorized"] / COMPILED_GAIN + COMPILE
     best = min(estimates, key=lambda name: estimates[name])
     # Compiling is a guess; it has to promise a lot.
     if best == "compiled" and estimates["compiled"] > 0.7 * estimates["vectorized"]:
@@ -46,14 +52,29 @@ def choose(work: Work, store: Store, jobs: Jobs, rounds: int, workers: int | Non
     return best, f"expected for {rounds} rounds: {told}"
 
 
+def _dense(module: nn.Module) -> bool:
+    """Can, and should, it be tried for all clients at once? Convolutions lose by it, and take memory for all of them."""
+    convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
+    return not convolves and cannot_vectorize(module) is None
+
+
+def _part(jobs: Jobs, clients: int, steps: int) -> Jobs:
+    """The first clients of a round, with at most so many local steps."""
+    drawn = {name: z[:clients] for name, z in jobs.drawn.items()}
+    K = [min(K, steps) for K in jobs.K[:clients]]
+    return dataclasses.replace(jobs, ids=jobs.ids[:clients], K=K, drawn=drawn)
+
+
 def _try_vectorized(work: Work, store: Store, jobs: Jobs) -> float | None:
+    """Seconds per local step of all clients at once."""
     try:
         engine = Vectorized(work, store)
         if _timed(engine, store, jobs) is None:
             return None
-        return _timed(engine, store, jobs)
+        seconds = _timed(engine, store, jobs)
     except Exception:  # whatever functorch cannot do with this model, the other engines can
         return None
+    return None if seconds is None else seconds / max(jobs.K)
 
 
 def _timed(engine: Any, store: Store, jobs: Jobs) -> Any:
