@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -38,10 +39,15 @@ def median_round(directory: Path) -> float:
 
 def in_flower(folder: Path, app: Path, env: dict[str, str], clients: int) -> float:
     """Runs the app; seconds from the command to the result."""
-    start, summary = time.monotonic(), app / "run/summary.json"
+    start = time.monotonic()
     federation = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-num-cpus=1"
-    print(call([str(BIN / "flwr"), "run", str(app), "sim", "--federation-config", federation], env, folder), file=sys.stderr)
-    wait_for(summary.exists, 1200, f"{app.name} does not end: see {folder / 'superlink.log'}")
+    told = call([str(BIN / "flwr"), "run", str(app), "sim", "--federation-config", federation], env, folder)
+    number = re.findall(r"run (\d+)", told)[0]
+    while not (app / "run/summary.json").exists():
+        time.sleep(2)
+        status = json.loads(call([str(BIN / "flwr"), "list", "sim", "--run-id", number, "--format", "json"], env, folder))
+        if status["runs"][0]["status"] == "finished:failed":
+            raise RuntimeError(call([str(BIN / "flwr"), "log", number, "sim", "--show"], env, folder)[-3000:])
     return time.monotonic() - start
 
 
@@ -60,19 +66,22 @@ def main() -> None:
         wait_for(lambda: "Uvicorn running" in log.read_text(), 120, "the SuperLink does not start")
         print(f"{TASK}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
         print(
-            "| method | Flower's simulation, s per round | sequential, s per round | ratio | whole run in Flower, s | bits |"
+            "| method | a round in Flower's simulation | sequential | ratio | whole run in Flower | sequential | weights |"
         )
-        print("|---|---|---|---|---|---|")
+        print("|---|---|---|---|---|---|---|")
         for name in methods:
             config = resolve(RunConfig(algorithm=name, engine="sequential", **TASK))
+            start = time.monotonic()
             run(config, folder / f"here-{name}", progress=False)
+            here = time.monotonic() - start
             app = folder / f"app-{name}"
             init(app, folder / f"here-{name}")
             whole = in_flower(folder, app, env, config.clients)
             theirs, ours = median_round(app / "run"), median_round(folder / f"here-{name}")
             a, b = (load_file(z / "model.safetensors") for z in (folder / f"here-{name}", app / "run"))
             same = "equal" if all(torch.equal(a[key], b[key]) for key in a) else "DIFFERENT"
-            print(f"| {name} | {theirs:.2f} | {ours:.4f} | {theirs / ours:.0f} | {whole:.0f} | {same} |", flush=True)
+            rounds = f"{theirs:.3f} s | {ours:.3f} s | {theirs / ours:.1f}"
+            print(f"| {name} | {rounds} | {whole:.0f} s | {here:.1f} s | {same} |", flush=True)
     finally:
         link.terminate()
         link.wait(timeout=30)
