@@ -147,8 +147,8 @@ def rows(out: Path) -> list[dict]:
 
 
 def complete(network: Network, out: Path, seconds: float, **config: Any) -> None:
-    """Runs the app to its end. On a machine so busy that Flower misses its own heartbeats, it takes the process of the server
-    for dead; then the run goes on from its checkpoint, as a user would do it."""
+    """Runs the app to its end. On a machine so busy that Flower misses its own heartbeats, it takes the server's process for
+    dead; then the run goes on from its checkpoint, as a user would do it."""
     for _ in range(3):
         run = network.run(network.folder / "app", out=str(out), **config)
         if ended(network, run, out, seconds):

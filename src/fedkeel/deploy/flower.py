@@ -114,6 +114,10 @@ def serve(
     for name, value in (("timeout", timeout), ("patience", patience), ("largest", largest)):
         if not value > 0:
             raise refuse(name, value, "> 0")
+    if settings.get("metrics"):
+        raise ValueError(
+            f"metrics = {settings['metrics']!r} is not allowed: they need the clients' data, which stay with them"
+        )
     roster = Roster(grid, clients, say)
     run = _known(out, clients, roster) or _introduce(out, roster, patience)
     min_clients = settings.get("min_clients", 1)

@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 
 TIMEOUT = 600.0  # seconds for clients to answer, and to wait for missing ones
 OWN = ("out", "timeout", "patience")  # keys that the server alone reads
-ELSEWHERE = (
-    "engine",
-    "workers",
-    "timeout",
-    "ray_address",
-    "device",
-    "metrics",
-)  # keys of a simulation that mean nothing here
+# Keys of a simulation that mean nothing here: who runs the clients, and measurements that need their data.
+ELSEWHERE = ("engine", "workers", "timeout", "device", "ray_address", "metrics")
 APP = '''"""The apps that pyproject.toml names; the run's settings are there, in [tool.flwr.app.config].
 
 For data of your own: client_app(model, load_data, algorithm) and server_app(...) of fedkeel.deploy.flower instead.
