@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -63,6 +64,7 @@ def cluster() -> Iterator[Any]:
     yield made
     disconnect()
     made.shutdown()
+    gc.collect()  # here, where it is known that Ray leaves files open, and not in another test
 
 
 @pytest.fixture
