@@ -12,7 +12,8 @@ from fedkeel.core.flat import FlatModel
 from fedkeel.core.steps import Loss
 from fedkeel.data.federation import Federation, Prepare
 
-CHUNK = 2048
+CHUNK = 2048  # samples at a time, or
+NUMBERS = 1_000_000  # as many as have so many numbers together: what a network makes of them may be a thousand times as much
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -44,7 +45,8 @@ def evaluate(
         model.write_buffers(buffers)
     model.module.eval()
     total, right, count = 0.0, 0, 0
-    for a, b in zip(inputs.split(CHUNK), targets.split(CHUNK), strict=True):
+    chunk = max(1, min(CHUNK, NUMBERS // max(1, inputs[0].numel())))
+    for a, b in zip(inputs.split(chunk), targets.split(chunk), strict=True):
         a, b = model_input(model, a, prepare), model_input(model, b)
         output = model.module(a)
         total += float(loss(output, b)) * len(b)
