@@ -119,7 +119,7 @@ def main() -> None:
             file.write(json.dumps(done[name]) + "\n")
     TABLE.write_text(
         "# The papers' tasks on real data\n\nMade by `python benchmarks/tasks.py`. Short runs that show that every kind of "
-        "task trains here, not tuned results; accuracy is on test data (10,000 samples where there are more), before round 1 "
+        "task trains here, not tuned results; accuracy is on test data (10,000 samples if there are more), before round 1 "
         "and after the last. Seconds (one test included) and "
         "memory (the largest process) are of a shared 2-core machine.\n\n"
         + table([done[name] for name in TASKS if name in done])
