@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedkeel.deploy.messages import Hello, Refused
 from fedkeel.engine.sequential import describe
 
-POLL = (0.05, 1.0)  # seconds between two looks for answers: at first, and at most
+POLL = (0.01, 1.0)  # seconds between two looks for answers: at first, and at most
 HELLO = f"{MessageType.QUERY}.hello"
 
 
@@ -88,7 +88,7 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
     end, pause = time.monotonic() + timeout, POLL[0]
     while waiting and time.monotonic() < end:
         time.sleep(pause)
-        pause = min(2 * pause, POLL[1])
+        pause = min(1.2 * pause, POLL[1])  # so that it waits a sixth too long at most
         for sent, reply in answers(grid, list(waiting)):
             if sent in waiting:
                 yield waiting.pop(sent), reply
