@@ -94,6 +94,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def write(done: dict[str, dict[str, Any]]) -> None:
+    missing = ", ".join(name for name in TASKS if name not in done)
+    TABLE.write_text(
+        "# The papers' tasks on real data\n\nMade by `python benchmarks/tasks.py`. Short, untuned runs of every kind of task; "
+        "accuracy is on test data (10,000 samples if there are more), before round 1 and after the last. Seconds (one test "
+        "included) and memory (the largest process) are of a 2-core machine that was busy with other work.\n\n"
+        + table([done[name] for name in TASKS if name in done])
+        + (f"\n\nNot run yet: {missing}.\n" if missing else "\n")
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="../shared/data")
@@ -117,14 +128,7 @@ def main() -> None:
         done[name] = json.loads(told.stdout.splitlines()[-1])
         with CACHE.open("a") as file:
             file.write(json.dumps(done[name]) + "\n")
-    TABLE.write_text(
-        "# The papers' tasks on real data\n\nMade by `python benchmarks/tasks.py`. Short runs that show that every kind of "
-        "task trains here, not tuned results; accuracy is on test data (10,000 samples if there are more), before round 1 "
-        "and after the last. Seconds (one test included) and "
-        "memory (the largest process) are of a shared 2-core machine.\n\n"
-        + table([done[name] for name in TASKS if name in done])
-        + "\n"
-    )
+    write(done)
     print(TABLE.read_text())
 
 
