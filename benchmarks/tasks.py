@@ -97,7 +97,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def write(done: dict[str, dict[str, Any]]) -> None:
     missing = ", ".join(name for name in TASKS if name not in done)
     TABLE.write_text(
-        "# The papers' tasks on real data\n\nMade by `python benchmarks/tasks.py`. Short, untuned runs of every kind of task; "
+        "# The papers' tasks on real data\n\nMade by `python benchmarks/tasks.py`. Short, untuned runs of each kind; "
         "accuracy is on test data (10,000 samples if there are more), before round 1 and after the last. Seconds (one test "
         "included) and memory (the largest process) are of a 2-core machine that was busy with other work.\n\n"
         + table([done[name] for name in TASKS if name in done])
