@@ -39,6 +39,8 @@ LOOKED_INTO: list[tuple[str, float, dict[str, Any]]] = [
     ("local-adam", 0.01, {"concentration": 100.0}),
     ("fedsgd", 1.0, {"rounds": 300}),
     ("moonm", 0.1, {"lr_decay": 0.97}),
+    *(("vrl-sgd", step, {"cohort": 10}) for step in (0.01, 0.03, 0.1, 0.3, 1.0)),
+    *(("scaffnew", 0.03, {"cohort": 10, "seed": seed}) for seed in SEEDS),
     ("domo", 0.03, {"seed": 1}),
     ("domo", 0.03, {"seed": 2}),
 ]
@@ -69,10 +71,11 @@ def one(name: str, value: float, seed: int, **changed: Any) -> dict[str, Any]:
     row = {"name": name, "value": value, "seed": seed}
     split = {"clients": 50, "concentration": changed.pop("concentration", 0.1), "seed": 0}
     fed = fk.load("digits").split("dirichlet_per_class", **split)
+    partial = {"allow_partial": True} if needs_all(name) and "cohort" in changed else {}
     settings = {"rounds": ROUNDS, "cohort": 50 if needs_all(name) else 10, "local_steps": 10, "batch_size": 20, "seed": seed}
     try:
         run = fk.train(
-            lambda: make_model("mlp", (1, 8, 8), 10), fed, fk.algorithm(name, **{grid(name)[0]: value}),
+            lambda: make_model("mlp", (1, 8, 8), 10), fed, fk.algorithm(name, **{grid(name)[0]: value}, **partial),
             engine="vectorized", progress=False, **settings | changed,
         )  # fmt: skip
     except fk.RoundError as error:  # diverged to infinity
@@ -93,7 +96,8 @@ def look_into() -> str:
             with CACHE.open("a") as file:
                 file.write(json.dumps(row) + "\n")
         told = ", ".join(f"{key} {z:g}" for key, z in changed.items())
-        lines.append(f"| {name} | {value:g} | {told} | {row['last10']:.3f} | {row['best']:.3f} |")
+        scores = "diverged | |" if "error" in row else f"{row['last10']:.3f} | {row['best']:.3f} |"
+        lines.append(f"| {name} | {value:g} | {told} | {scores}")
     return "\n".join(lines)
 
 
