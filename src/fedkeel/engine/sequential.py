@@ -19,11 +19,14 @@ class Sequential:
         S = len(jobs.ids)
         stack: Stack | None = None
         uploads = Uploads(None, torch.zeros(S, len(jobs.buffers), dtype=torch.float64), torch.zeros(S).double(), {}, {})
-        for position, client in enumerate(jobs.ids):
+        fetched = self.work.samples(jobs.t, jobs.ids, jobs.K)
+        for position, (client, samples) in enumerate(zip(jobs.ids, fetched, strict=True)):
             drawn = {name: float(z[position]) for name, z in jobs.drawn.items()}
             mem = self.store.read(client)
             try:
-                result = self.work.one(jobs.stage, jobs.t, client, jobs.K[position], drawn, jobs.down, jobs.buffers, mem)
+                result = self.work.one(
+                    jobs.stage, jobs.t, client, jobs.K[position], drawn, jobs.down, jobs.buffers, mem, samples
+                )
             except Exception as error:  # whatever a client's code raises is that client's fault
                 uploads.faults[position] = describe(error)
                 continue
