@@ -1,0 +1,157 @@
+"""The papers' tables and figures on real data, as far as two cores allow: results/NAME/.
+
+    python benchmarks/paper_results.py NAME --data-dir DIR [--runs DIR] [--jobs N]     # runs it, or goes on
+    python benchmarks/paper_results.py NAME --publish [--runs DIR]                     # only writes what is complete
+
+A result is one `fedkeel` command (COMMANDS), so all that fedkeel promises of studies holds: complete runs are not run again,
+partial ones are continued. results/NAME/ gets the study file, the tables (README.md, CSV, LaTeX), the figures, and the raw
+numbers of all complete runs (runs.tar.xz), from which the next call goes on, also on another machine. What is to be said
+about a result stands in results/NAME/findings.md and is put under its table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from fedkeel.study.cells import columns_of, differs, in_paper_units, place_of, table_cells
+from fedkeel.study.report import report
+
+RESULTS = Path(__file__).parents[1] / "results"
+NUMBERS = ("config.toml", "metrics.jsonl", "summary.json")  # of a run; not its checkpoint
+
+# LeNet-5 stands for ResNet-18, and T is cut, where the paper's scale would take weeks here: the README of a result tells.
+LENET = ["--model", "lenet5", "--evaluate-every", "10"]
+SEVEN = "fedavg,fedavgm,mifa,scaffold,gradma-w,gradma-s,gradma"
+COMMANDS: dict[str, list[str]] = {
+    "gradma-mnist": ["reproduce", "gradma/tab2", "--cases", "mnist", "--evaluate-every", "5"]
+    + ["--search", "rounds=100", "--search", "every=10"],
+    "gradma-cifar10": ["reproduce", "gradma/tab2", "--cases", "cifar-10", "--algorithms", SEVEN, "--evaluate-every", "10"]
+    + ["--search", "rounds=100", "--search", "every=20"],
+    "lamb-supp-fig1": ["reproduce", "lamb/supp-fig1", "--model", "mlp", "--evaluate-every", "2", "--seeds", "1"]
+    + ["--search", "rounds=10", "--search", "every=5"],
+    "ppf-fig2": ["reproduce", "ppf/fig2", "--cases", "dirichlet", "--data", "fashion-mnist", "--model", "cnn"]
+    + ["--rounds", "100", "--evaluate-every", "20", "--seeds", "1"],
+    "ppf-fig6": ["reproduce", "ppf/fig6", "--cases", "beta", "--rounds", "100", "--evaluate-every", "5", "--seeds", "2"]
+    + ["--search", "rounds=30", "--search", "every=10"],
+    "pt-tab1": ["reproduce", "pt/tab1", "--cases", "cifar-10", *LENET, "--local-steps", "10", "--rounds", "600"]
+    + ["--target", "0.45"],
+    "lada-tab5": ["reproduce", "lada/tab5", "--data", "cifar10", *LENET, "--local-steps", "10", "--rounds", "300"]
+    + ["--seeds", "2"],
+    "lada-tab10": ["reproduce", "lada/tab10", *LENET, "--local-steps", "10", "--rounds", "300", "--seeds", "2"],
+    "lada-fig8": ["reproduce", "lada/fig8", *LENET, "--local-steps", "10", "--rounds", "300", "--seeds", "2"],
+}
+
+
+def unpack(name: str, runs: Path) -> None:
+    """The runs that were kept with the result, if they are not here yet."""
+    kept = RESULTS / name / "runs.tar.xz"
+    if kept.exists() and not runs.exists():
+        runs.mkdir(parents=True)
+        with tarfile.open(kept) as archive:
+            archive.extractall(runs, filter="data")
+
+
+def pack(name: str, runs: Path) -> None:
+    """Numbers of all complete runs; the same runs give the same bytes."""
+    with tarfile.open(RESULTS / name / "runs.tar.xz", "w:xz", preset=9) as archive:
+        for summary in sorted(runs.rglob("summary.json")):
+            for file in NUMBERS:
+                data = (summary.parent / file).read_bytes()
+                entry = tarfile.TarInfo(str((summary.parent / file).relative_to(runs)))
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+
+
+def publish(name: str, runs: Path) -> None:
+    """What is complete, as files of the repository."""
+    out = RESULTS / name
+    out.mkdir(parents=True, exist_ok=True)
+    report(runs)
+    shutil.copy(runs / "study.toml", out / "study.toml")
+    for old in out.glob("*.svg"):
+        old.unlink()
+    for file in sorted((runs / "report").iterdir()):
+        if file.suffix in (".svg", ".csv", ".tex") and (file.suffix != ".svg" or "accuracy" in file.name or "sweep" in file.name):
+            shutil.copy(file, out / file.name)
+    results = json.loads((runs / "results.json").read_text()) if (runs / "results.json").exists() else None
+    (out / "README.md").write_text(page(name, results or collected(runs)))
+    pack(name, runs)
+    print(f"results/{name}: README.md, tables, figures, runs.tar.xz")
+
+
+def collected(runs: Path) -> dict[str, Any]:
+    from fedkeel.study.report import _results
+
+    return _results(runs)
+
+
+def page(name: str, results: dict[str, Any]) -> str:
+    findings = RESULTS / name / "findings.md"
+    parts = [f"# {results['title']}", results["about"], f"`python benchmarks/paper_results.py {name}` runs"]
+    parts.append(f"```\nfedkeel {' '.join(COMMANDS[name])}\n```")
+    parts += [beside_paper(results["rows"], paper) for paper in results["paper"]]
+    parts.append("## All numbers\n\n" + all_numbers(results))
+    missing = [f"{row['name']} ({len(row['errors'])})" for row in results["rows"] if row["errors"]]
+    if missing:
+        parts.append("Not complete or failed (runs): " + ", ".join(missing) + ".")
+    if findings.exists():
+        parts.insert(4, findings.read_text().strip())
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def beside_paper(rows: list[dict[str, Any]], paper: dict[str, Any]) -> str:
+    """Ours over the paper's, one column per case or value; ≠ where they are apart by more than both deviations."""
+    metric, at = paper["metric"], paper["at"]
+    rows = [row for row in rows if metric in row["paper"] and row["seeds"]]
+    if not rows:
+        return ""
+    unit = ", %" if metric.endswith("accuracy") else ""
+    lines = [f"## {metric.replace('_', ' ')}{unit}, beside {paper['where']}", ""]
+    lines += ["| method | " + " | ".join(str(z) or "all" for z in at) + " |", "|---" * (len(at) + 1) + "|"]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        shown = []
+        for column in at:
+            mine = [z for z in rows if z["method"] == method and (column in (z["case"], *z["axes"].values()) or column == "")]
+            cell = f"{in_paper_units(mine[0], metric)} ({mine[0]['paper'][metric]})" if mine else ""
+            shown.append(cell + " ≠" * bool(mine and differs(mine[0], metric)))
+        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+    return "\n".join([*lines, "", "Ours, and in brackets the paper's; ≠: apart by more than the two deviations together."])
+
+
+def all_numbers(results: dict[str, Any]) -> str:
+    columns = columns_of(results)
+    lines = [{"method": row["method"], **place_of(row, columns), **{k: text for k, (text, _) in table_cells(row).items()}}
+             for row in results["rows"] if row["seeds"]]  # fmt: skip
+    names = list(dict.fromkeys(key for line in lines for key in line if key not in ("seconds", "memory MB")))
+    head = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    return "\n".join(head + ["| " + " | ".join(line.get(name, "") for name in names) + " |" for line in lines])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=sorted(COMMANDS))
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs lie, e.g. --runs /tmp/runs")
+    parser.add_argument("--data-dir", help="folder of the data sets, e.g. --data-dir ../shared/data")
+    parser.add_argument("--jobs", help="runs at a time, e.g. --jobs 1")
+    parser.add_argument("--publish", action="store_true", help="run nothing, write what is complete")
+    given = parser.parse_args()
+    runs = given.runs / given.name
+    unpack(given.name, runs)
+    if not given.publish:
+        more = ["--out", str(runs)] + (["--jobs", given.jobs] if given.jobs else [])
+        env = os.environ | ({"FEDKEEL_DATA": given.data_dir} if given.data_dir else {})
+        subprocess.run([sys.executable, "-m", "fedkeel", *COMMANDS[given.name], *more], env=env, check=True)
+    publish(given.name, runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m fedkeel`: the same as the command `fedkeel`."""
+
+from fedkeel.cli import main
+
+main()
