@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,31 +23,27 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.study.cells import columns_of, differs, in_paper_units, place_of, table_cells
-from fedkeel.study.report import report
+from fedkeel.study.report import report, results_of
 
 RESULTS = Path(__file__).parents[1] / "results"
 NUMBERS = ("config.toml", "metrics.jsonl", "summary.json")  # of a run; not its checkpoint
 
 # LeNet-5 stands for ResNet-18, and T is cut, where the paper's scale would take weeks here: the README of a result tells.
-LENET = ["--model", "lenet5", "--evaluate-every", "10"]
-SEVEN = "fedavg,fedavgm,mifa,scaffold,gradma-w,gradma-s,gradma"
-COMMANDS: dict[str, list[str]] = {
-    "gradma-mnist": ["reproduce", "gradma/tab2", "--cases", "mnist", "--evaluate-every", "5"]
-    + ["--search", "rounds=100", "--search", "every=10"],
-    "gradma-cifar10": ["reproduce", "gradma/tab2", "--cases", "cifar-10", "--algorithms", SEVEN, "--evaluate-every", "10"]
-    + ["--search", "rounds=100", "--search", "every=20"],
-    "lamb-supp-fig1": ["reproduce", "lamb/supp-fig1", "--model", "mlp", "--evaluate-every", "2", "--seeds", "1"]
-    + ["--search", "rounds=10", "--search", "every=5"],
-    "ppf-fig2": ["reproduce", "ppf/fig2", "--cases", "dirichlet", "--data", "fashion-mnist", "--model", "cnn"]
-    + ["--rounds", "100", "--evaluate-every", "20", "--seeds", "1"],
-    "ppf-fig6": ["reproduce", "ppf/fig6", "--cases", "beta", "--rounds", "100", "--evaluate-every", "5", "--seeds", "2"]
-    + ["--search", "rounds=30", "--search", "every=10"],
-    "pt-tab1": ["reproduce", "pt/tab1", "--cases", "cifar-10", *LENET, "--local-steps", "10", "--rounds", "600"]
-    + ["--target", "0.45"],
-    "lada-tab5": ["reproduce", "lada/tab5", "--data", "cifar10", *LENET, "--local-steps", "10", "--rounds", "300"]
-    + ["--seeds", "2"],
-    "lada-tab10": ["reproduce", "lada/tab10", *LENET, "--local-steps", "10", "--rounds", "300", "--seeds", "2"],
-    "lada-fig8": ["reproduce", "lada/fig8", *LENET, "--local-steps", "10", "--rounds", "300", "--seeds", "2"],
+LENET = "--model lenet5 --local-steps 10 --evaluate-every 10"
+COMMANDS = {
+    "gradma-mnist": "reproduce gradma/tab2 --cases mnist --evaluate-every 5 --search rounds=100 --search every=10",
+    "gradma-cifar10": "reproduce gradma/tab2 --cases cifar-10 --evaluate-every 10 --search rounds=100 --search every=20 "
+    "--algorithms fedavg,fedavgm,mifa,scaffold,gradma-w,gradma-s,gradma",
+    "lamb-supp-fig1": "reproduce lamb/supp-fig1 --model mlp --evaluate-every 2 --seeds 1 "
+    "--search rounds=10 --search every=5",
+    "ppf-fig2": "reproduce ppf/fig2 --cases dirichlet --data fashion-mnist --model cnn --rounds 100 --evaluate-every 20 "
+    "--seeds 1",
+    "ppf-fig6": "reproduce ppf/fig6 --cases beta --rounds 100 --evaluate-every 5 --seeds 2 "
+    "--search rounds=30 --search every=10",
+    "pt-tab1": f"reproduce pt/tab1 --cases cifar-10 {LENET} --rounds 600 --target 0.45",
+    "lada-tab5": f"reproduce lada/tab5 --data cifar10 {LENET} --rounds 300 --seeds 2",
+    "lada-tab10": f"reproduce lada/tab10 {LENET} --rounds 300 --seeds 2",
+    "lada-fig8": f"reproduce lada/fig8 {LENET} --rounds 300 --seeds 2",
 }
 
 
@@ -80,24 +76,17 @@ def publish(name: str, runs: Path) -> None:
     for old in out.glob("*.svg"):
         old.unlink()
     for file in sorted((runs / "report").iterdir()):
-        if file.suffix in (".svg", ".csv", ".tex") and (file.suffix != ".svg" or "accuracy" in file.name or "sweep" in file.name):
+        if file.suffix in (".svg", ".csv", ".tex"):
             shutil.copy(file, out / file.name)
-    results = json.loads((runs / "results.json").read_text()) if (runs / "results.json").exists() else None
-    (out / "README.md").write_text(page(name, results or collected(runs)))
+    (out / "README.md").write_text(page(name, results_of(runs)))
     pack(name, runs)
     print(f"results/{name}: README.md, tables, figures, runs.tar.xz")
-
-
-def collected(runs: Path) -> dict[str, Any]:
-    from fedkeel.study.report import _results
-
-    return _results(runs)
 
 
 def page(name: str, results: dict[str, Any]) -> str:
     findings = RESULTS / name / "findings.md"
     parts = [f"# {results['title']}", results["about"], f"`python benchmarks/paper_results.py {name}` runs"]
-    parts.append(f"```\nfedkeel {' '.join(COMMANDS[name])}\n```")
+    parts.append(f"```\nfedkeel {COMMANDS[name]}\n```")
     parts += [beside_paper(results["rows"], paper) for paper in results["paper"]]
     parts.append("## All numbers\n\n" + all_numbers(results))
     missing = [f"{row['name']} ({len(row['errors'])})" for row in results["rows"] if row["errors"]]
@@ -120,7 +109,7 @@ def beside_paper(rows: list[dict[str, Any]], paper: dict[str, Any]) -> str:
     for method in dict.fromkeys(row["method"] for row in rows):
         shown = []
         for column in at:
-            mine = [z for z in rows if z["method"] == method and (column in (z["case"], *z["axes"].values()) or column == "")]
+            mine = [row for row in rows if row["method"] == method and column in (row["case"], *row["axes"].values(), "")]
             cell = f"{in_paper_units(mine[0], metric)} ({mine[0]['paper'][metric]})" if mine else ""
             shown.append(cell + " ≠" * bool(mine and differs(mine[0], metric)))
         lines.append(f"| {method} | " + " | ".join(shown) + " |")
@@ -149,7 +138,7 @@ def main() -> None:
     if not given.publish:
         more = ["--out", str(runs)] + (["--jobs", given.jobs] if given.jobs else [])
         env = os.environ | ({"FEDKEEL_DATA": given.data_dir} if given.data_dir else {})
-        subprocess.run([sys.executable, "-m", "fedkeel", *COMMANDS[given.name], *more], env=env, check=True)
+        subprocess.run([sys.executable, "-m", "fedkeel", *shlex.split(COMMANDS[given.name]), *more], env=env, check=True)
     publish(given.name, runs)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +26,15 @@ from fedkeel.core.flat import FlatModel
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
-from fedkeel.engine import auto, seeding
+from fedkeel.engine import seeding
 from fedkeel.engine.checkpoint import guarded, load_checkpoint, save_checkpoint, server_from
 from fedkeel.engine.evaluate import evaluate
 from fedkeel.engine.measure import Seen, measure
-from fedkeel.engine.processes import Processes
 from fedkeel.engine.run import Clients, Run, RunDirectory
-from fedkeel.engine.sequential import Sequential, describe
+from fedkeel.engine.runners import Engine
+from fedkeel.engine.sequential import describe
 from fedkeel.engine.settings import Settings
 from fedkeel.engine.store import Store
-from fedkeel.engine.vectorized import Vectorized
 from fedkeel.engine.work import Jobs, Private, Uploads, Work, one_thread
 
 CHECKPOINT_SHARE = 0.03  # of the time may go into checkpoints
@@ -65,16 +64,6 @@ class Answers:
     told: dict[str, Any]  # what else the row of the round shall say
 
 
-class Remote(Protocol):
-    """Clients on other machines that keep their records themselves: who runs a round instead of an engine."""
-
-    name: str  # for the summary of the run
-    store: Any  # in the place of a Store; its slots are names of records that lie with the clients
-
-    def begin(self, work: Work, initial: Any) -> Any:
-        """What has `run(jobs) -> Uploads` and `close()`.  initial: the record of a client never seen before."""
-
-
 class Trainer:
     """One run. `train` makes it, calls `fit` and returns its result."""
 
@@ -85,24 +74,19 @@ class Trainer:
         algo: Algorithm,
         settings: Settings,
         objective: Objective,
-        engine: str,
+        engine: Engine,
         out: Path | None,
         resume: bool,
         store: str,
-        workers: int | None,
-        timeout: float | None,
-        ray: dict[str, str],
         config: dict[str, Any],
         metrics: Sequence[str] = (),
-        remote: Remote | None = None,
     ) -> None:
-        self.model, self.fed, self.settings, self.timeout, self.config = model, fed, settings, timeout, config
-        self.metrics, self.remote = metrics, remote
+        self.model, self.fed, self.settings, self.engine, self.config = model, fed, settings, engine, config
+        self.metrics = metrics
         self.N, self.S = len(fed), settings.largest_cohort(len(fed))
         steps = settings.steps_of(fed.sizes)
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=float(steps.mean()), T=settings.rounds))
         self.work = Work(self.algo, fed, objective, settings.seed, settings.batch_size, settings.lr_decay)
-        self.workers, self.ray = workers, ray
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
         self.t = 0
@@ -112,8 +96,7 @@ class Trainer:
         self.initial = Private(self.buffers) if model.private else initial
         self.directory = None if out is None else RunDirectory(out, resume)
         self.fingerprint = None if out is None else fed.fingerprint()
-        self.store: Any = remote.store if remote else self._make_store(self.initial, on_disk=store == "disk")
-        self.engine, self.why = remote.name if remote else engine, ""
+        self.store: Any = engine.remote.store if engine.remote else self._make_store(self.initial, on_disk=store == "disk")
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
         self._saved, self._cost = time.monotonic(), 0.0
@@ -139,7 +122,8 @@ class Trainer:
             report(row)
         with one_thread(), contextlib.ExitStack() as stack:
             if self.t < self.settings.rounds:
-                runner = self._runner()
+                jobs = self._jobs("client", self.t, self.settings.participants(self.t, self.N))
+                runner = self.engine.start(self.work, self.store, self.initial, jobs, self.S, self.settings.rounds - self.t)
                 stack.callback(runner.close)
                 self._checkpoint(due=self.t == 0)
                 if not self.warm:
@@ -177,7 +161,7 @@ class Trainer:
         self.history.append(row)
         if self.directory is not None:
             self.directory.add(row)
-        self._checkpoint(due=self.t == self.settings.rounds or self.remote is not None)
+        self._checkpoint(due=self.t == self.settings.rounds or self.engine.remote is not None)
         return row
 
     def _exchange(self, runner: Any, jobs: Jobs, step: str, last: bool = True) -> Answers:
@@ -277,26 +261,6 @@ class Trainer:
     def _tested(self, data: tuple[Tensor, Tensor], buffers: Tensor) -> dict[str, Any]:
         return evaluate(self.model, self.server.x, buffers, self.objective.loss, data, self.fed.prepare)
 
-    # Who runs the clients -----------------------------------------------------------------------------------------
-
-    def _runner(self) -> Any:
-        if self.remote is not None:
-            return self.remote.begin(self.work, self.initial)
-        if self.engine == "auto":
-            jobs = self._jobs("client", 0, self.settings.participants(0, self.N))
-            self.engine, self.why = auto.choose(self.work, self.store, jobs, self.settings.rounds - self.t, self.workers)
-        if self.engine == "processes":
-            down = down_record(self.algo, self.server)
-            workers = min(self.workers or auto.cores(), self.S)
-            return Processes(self.work, self.store, down, self.S, workers, self.timeout)
-        if self.engine == "ray":
-            from fedkeel.engine.ray import Ray  # not everybody has it
-
-            return Ray(self.work, self.store, self.S, self.workers, self.timeout, **self.ray)
-        if self.engine == "sequential":
-            return Sequential(self.work, self.store)
-        return Vectorized(self.work, self.store, compiled=self.engine == "compiled")
-
     # State on disk ------------------------------------------------------------------------------------------------
 
     def _identity(self) -> dict[str, Any]:
@@ -319,7 +283,7 @@ class Trainer:
         now = time.monotonic()
         if not due and now - self._saved < self._cost / CHECKPOINT_SHARE:
             return
-        facts = {"identity": self._identity(), "history": self.history, "engine": self.engine, "why": self.why}
+        facts = {"identity": self._identity(), "history": self.history, "engine": self.engine.name, "why": self.engine.why}
         facts["warmup"] = self.warmup
         tensors = {"buffers": self.buffers, **self.store.index()}
         save_checkpoint(self.directory.checkpoint, self.t, self.server, tensors, facts)
@@ -340,8 +304,8 @@ class Trainer:
         self.buffers = tensors["buffers"]
         self.store.restore(tensors)
         self.warm, self.warmup = True, facts["warmup"]
-        if self.engine == "auto":
-            self.engine, self.why = facts["engine"], facts["why"]
+        if self.engine.name == "auto":
+            self.engine.name, self.engine.why = facts["engine"], facts["why"]
 
     def _result(self) -> Run:
         module = copy.deepcopy(self.model.module)
@@ -353,7 +317,8 @@ class Trainer:
             p.requires_grad_(frozen.requires_grad)
         out = None if self.directory is None else self.directory.path
         clients = Clients(self.store, self.N)
-        run = Run(self.server.x.clone(), module, self.server, clients, self.history, self.algo, self.engine, self.why, out)
+        who = (self.engine.name, self.engine.why)
+        run = Run(self.server.x.clone(), module, self.server, clients, self.history, self.algo, *who, out)
         if self.directory is not None:
             self.directory.end(run)
         return run

@@ -17,10 +17,11 @@ from fedkeel.core.flat import FlatModel
 from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
 from fedkeel.engine.evaluate import check_fit, cross_entropy
-from fedkeel.engine.loop import Remote, Trainer
+from fedkeel.engine.loop import Trainer
 from fedkeel.engine.measure import check as check_metrics
 from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.run import Run
+from fedkeel.engine.runners import Engine, Remote
 from fedkeel.engine.sequential import describe
 from fedkeel.engine.settings import Settings, check_engine, refuse
 
@@ -138,11 +139,9 @@ def train(
     if config is None:
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
-    ray = {"address": ray_address, "device": device}
+    runner = Engine(engine, workers, timeout, {"address": ray_address, "device": device}, remote)
     out = Path(out) if out else None
-    trainer = Trainer(
-        flat, fed, algo, settings, objective, engine, out, resume, store, workers, timeout, ray, config, metrics, remote
-    )
+    trainer = Trainer(flat, fed, algo, settings, objective, runner, out, resume, store, config, metrics)
     if callable(progress):
         return trainer.fit(progress)
     if not progress:

@@ -30,13 +30,14 @@ def report(path: str | Path, png: bool = False) -> Path:
     A study may be under way: what is complete is shown. png: pictures also as PNG, drawn by a Chromium that is installed.
     """
     path = Path(path)
-    results = _results(path)
+    results = results_of(path)
     if png and browser() is None:
         raise ValueError(f"png: there is no browser to draw with; install one of {', '.join(BROWSERS)} (SVG needs none)")
     return write_report(results, path, png)
 
 
-def _results(path: Path) -> dict[str, Any]:
+def results_of(path: Path) -> dict[str, Any]:
+    """What a study or run in a directory has found so far."""
     if (path / "study.toml").exists():
         study = Study.read(runs.read_study(path / "study.toml"))
         origin = json.loads((path / ORIGIN).read_text()) if (path / ORIGIN).exists() else {}
