@@ -23,9 +23,8 @@ lint: $(TESTED)  ## format, lint, types
 
 check: lint test  ## all that a commit needs
 
-bench: $(READY)  ## ratios to bare PyTorch, and a million clients
-	$(BIN)/python benchmarks/core.py a
-	$(BIN)/python benchmarks/core.py b
+bench: $(READY)  ## speed and scale beside other simulators, as ratios: results/bench.md (some 25 minutes)
+	$(BIN)/fedkeel bench
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

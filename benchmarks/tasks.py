@@ -22,9 +22,11 @@ TESTED = 10_000  # test samples at most
 CACHE, TABLE = Path("results/tasks.jsonl"), Path("results/tasks.md")
 
 DIRICHLET = {"split": "dirichlet_per_class", "clients": 100, "concentration": 0.1, "cohort": 10}
+# Half the clients in a round: with fewer, whichever class has more of them in a round decides what all texts are taken for.
 LORA = {
-    "data": "sst2", "model": "hf:MINILM", "length": 48, "lora_rank": 8, "rounds": 20, "local_steps": 5, "batch_size": 16,
-    "clients": 100, "cohort": 10, "split": "dirichlet_per_class", "concentration": 0.1,
+    "data": "sst2", "model": "hf:MINILM", "length": 48, "lora_rank": 8, "lora_layers": 2, "rounds": 60, "local_steps": 2,
+    "batch_size": 8, "clients": 100, "cohort": 50, "split": "dirichlet_per_class", "concentration": 0.1,
+    "hyperparameters": {"lr": 0.002, "server_lr": 1.0},
 }  # fmt: skip
 TASKS: dict[str, dict[str, Any]] = {
     "mnist": DIRICHLET | {"data": "mnist", "model": "mlp3", "rounds": 100, "local_steps": 10, "batch_size": 64}

@@ -33,7 +33,7 @@ class Peer:
 
 PEERS = {
     "torch": Peer("torch.optim", ()),
-    "flwr": Peer("Flower", ("flwr==1.41.0",)),
+    "flwr": Peer("Flower", ("flwr[simulation]==1.41.0", TORCH)),
     # jax.tree_map, which this FedJAX calls, was removed from later releases of jax; optax and haiku of its time go with it
     "fedjax": Peer(
         "FedJAX", ("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "optax==0.2.2", "dm-haiku==0.0.12", "numpy<2")

@@ -150,6 +150,31 @@ def algorithms(
         show.algorithm_page(name)
 
 
+@app.command()
+def bench(
+    only: Annotated[
+        str,
+        typer.Option(help="Sections by letter, all by default: a to h, s. [dim]E.g. --only a,b[/dim]", metavar="LETTERS"),
+    ] = "",
+    passes: Annotated[
+        int | None,
+        typer.Option(help="Turns of everybody; default 3 to 7. [dim]E.g. --passes 3[/dim]", min=1, show_default=False),
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Install and run other simulators. [dim]E.g. --no-peers[/dim]")
+    ] = True,
+) -> None:
+    """Measure speed and scale beside other simulators, in turns, and write results/bench.md.
+
+    (a)-(f) models from a small network to a ResNet and an LSTM, (g) every method, (h) growth, (s) waiting for a command.
+
+    Peers get virtual environments of their own, kept in .venv-peers/. Needs a clone of the repository.
+    """
+    from fedkeel.bench import carry_out
+
+    typer.echo(f"wrote {carry_out(only, passes, peers)}")
+
+
 @datasets_app.callback()
 @task_options(("data_dir",))
 def _datasets(ctx: typer.Context, settings: dict[str, Any]) -> None:

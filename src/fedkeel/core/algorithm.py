@@ -266,8 +266,12 @@ def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:
 
 def down_record(algo: Algorithm, server: Record) -> Record:
     """The part of the server record that is sent to the clients."""
-    kind = namedtuple("Down", algo.facts.sends)  # type: ignore[misc]
-    return kind(*(getattr(server, name) for name in algo.facts.sends))
+    return _down(algo.facts.sends)(*(getattr(server, name) for name in algo.facts.sends))
+
+
+@functools.cache
+def _down(sends: tuple[str, ...]) -> type:
+    return namedtuple("Down", sends)
 
 
 def floats(record: Record, without: Sequence[str] = ()) -> int:

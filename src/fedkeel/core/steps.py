@@ -19,6 +19,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 
 from fedkeel.core.features import Net, OwnLoss
 from fedkeel.core.flat import FlatModel, Layers
+from fedkeel.core.trace import Recorder, Traced, is_plain
 
 Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
 
@@ -31,6 +32,7 @@ class Objective:
     loss: Loss
     weight_decay: float = 0.0
     clip: float | None = None
+    each: Loss | None = None  # each(output, target) -> [B] the loss of every sample, where it is known
     chunk: int = 1024  # samples per forward pass of a full gradient
 
 
@@ -100,8 +102,11 @@ class Workspace:
     already there.
     """
 
-    def __init__(self, model: FlatModel) -> None:
-        self.model = model
+    def __init__(self, objective: Objective) -> None:
+        self.model = model = objective.model
+        # A loss that we do not know might do something else for every batch.
+        known = objective.each is not None and is_plain(model)
+        self.recorder = Recorder(model, objective.loss) if known else None
         self.gradients: list[tuple[Tensor, list[Tensor]]] = []  # of the first, second, ... call in a step
         self.points: list[Tensor] = []  # the first, second, ... copy that a client asks for
 
@@ -156,11 +161,18 @@ class OneClient(Steps):
         return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
 
     def _backward(self, w: Tensor, x: Any, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        self.objective.model.bind(w)
+        if self.workspace.recorder is None:
+            loss, *grads = self._by_autograd(x, y)
+        else:
+            loss, *grads = self.workspace.recorder(x, y, lambda: self._by_autograd(x, y))
+        return loss, tuple(grads)
+
+    def _by_autograd(self, x: Any, y: Tensor) -> tuple[Tensor, ...]:
         model = self.objective.model
-        model.bind(w)
         with torch.enable_grad():
             loss = self.objective.loss(model.module(x), y)
-        return loss.detach(), gradients(loss, model.trained)
+        return loss.detach(), *gradients(loss, model.trained)
 
 
 def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -233,21 +245,32 @@ class OneGrad(Grad):
 
 
 class ManyOracle:
-    """The vmapped loss and gradient of a model over stacked parameters [S, d], batches [S, B, ...] and masks [S, B]."""
+    """Losses and gradients of many clients at once: parameters [S, d], batches [S, B, ...] and sample weights [S, B]."""
 
     def __init__(self, objective: Objective, compiled: bool = False) -> None:
         self.objective = objective
-        gradient = vmap(grad_and_value(self._loss))
-        self.gradient = torch.compile(gradient, dynamic=False) if compiled else gradient
-        self.value = vmap(self._loss)
+        gradient = grad_and_value(self._total, has_aux=True)
+        self.gradient = torch.compile(gradient, dynamic=False) if compiled else Traced(gradient)
 
-    def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        model, loss = self.objective.model, self.objective.loss
-        views = dict(zip(model.names, model.views(w), strict=True))
-        output = functional_call(model.module, views, (x,))
+    def value(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """The loss of every client, [S]."""
+        model, objective = self.objective.model, self.objective
+
+        def outputs(w: Tensor, x: Tensor) -> Any:
+            return functional_call(model.module, dict(zip(model.names, model.views(w), strict=True)), (x,))
+
+        output = vmap(outputs)(w, x)
         # Samples one by one, so that the padding of short batches can be left out of the mean.
-        each = vmap(lambda o, target: loss(o.unsqueeze(0), target.unsqueeze(0)))(output, y)
-        return (each * weight).sum()
+        if objective.each is not None:
+            each = objective.each(output.flatten(0, 1), y.flatten(0, 1)).view(weight.shape)
+        else:
+            each = vmap(vmap(lambda o, target: objective.loss(o.unsqueeze(0), target.unsqueeze(0))))(output, y)
+        return (each * weight).sum(-1)
+
+    def _total(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum over clients, whose gradient is that of each of them, for none depends on another's parameters."""
+        losses = self.value(w, x, y, weight)
+        return losses.sum(), losses
 
     def of(self, own: OwnLoss, w: Tensor, points: Sequence[Tensor], data: Sequence[Tensor]) -> Tensor:
         """The gradient [S, d] of a method's own term at w, with frozen points, each [S, d]."""
@@ -305,7 +328,7 @@ class ManyGrad(Grad):
     def __call__(self, w: Tensor) -> Tensor:
         w = self.steps.stacked(w)
         gradient: Tensor
-        gradient, losses = self.steps.oracle.gradient(w, *self.data)
+        gradient, (_, losses) = self.steps.oracle.gradient(w, *self.data)
         if self.fresh:
             self.steps.losses.append(losses)
         self.fresh = False

@@ -23,6 +23,14 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output, target)
 
 
+def cross_entropies(output: Tensor, target: Tensor) -> Tensor:
+    """The cross-entropy of every sample, [B, ..., classes] -> [B]."""
+    if output.dim() == 2:
+        return functional.cross_entropy(output, target, reduction="none")
+    each = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
+    return each.view(len(target), -1).mean(-1)
+
+
 def model_input(model: FlatModel, z: Tensor, prepare: Prepare | None = None) -> Tensor:
     """z prepared, on the model's device, and in its dtype where it consists of floating-point numbers."""
     z = z.to(model.device)

@@ -50,7 +50,8 @@ class Stack:
     def __init__(self, template: Any, S: int) -> None:
         self.record = type(template)(*(z.new_empty((S, *z.shape)) for z in template))
 
-    def put(self, position: int, record: Any) -> None:
+    def put(self, position: int | list[int], record: Any) -> None:
+        """A client's record at its position, or a record of [n, ...] at so many positions."""
         for target, z in zip(self.record, record, strict=True):
             target[position] = z
 

@@ -16,7 +16,7 @@ from fedkeel.core.features import check_inside
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
-from fedkeel.engine.evaluate import check_fit, cross_entropy
+from fedkeel.engine.evaluate import check_fit, cross_entropies, cross_entropy
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.measure import check as check_metrics
 from fedkeel.engine.memory import keep_freed_memory
@@ -135,7 +135,8 @@ def train(
     if fed.test is not None:
         check_fit(flat, fed, fed.test, own_loss=loss is not None, where="test: ")
     check_metrics(metrics, algo)
-    objective = Objective(flat, loss or cross_entropy, weight_decay, clip)
+    each = cross_entropies if loss is None else None
+    objective = Objective(flat, loss or cross_entropy, weight_decay, clip, each)
     if config is None:
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}

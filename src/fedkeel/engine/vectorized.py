@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -40,25 +42,34 @@ class Vectorized:
                 else:
                     uploads.faults[positions[0]] = describe(error)
                 continue
-            for row, position in enumerate(positions):
-                mine = type(up)(*(z[row] for z in up))
-                kept = None if new is None else type(new)(*(z[row] for z in new))
-                try:
-                    check_finite(mine, kept)
-                except NotFinite as error:
-                    uploads.faults[position] = describe(error)
-                    continue
-                stack = stack or Stack(mine, S)
-                stack.put(position, mine)
-                uploads.losses[position] = losses[row]
-                if kept is not None:
+            bad = not_finite(up, new)
+            uploads.faults |= {positions[row]: why for row, why in bad.items()}
+            rows = [row for row in range(len(positions)) if row not in bad]
+            places = [positions[row] for row in rows]
+            stack = stack or Stack(type(up)(*(z[0] for z in up)), S)
+            stack.put(places, up if not bad else type(up)(*(z[rows] for z in up)))
+            uploads.losses[places] = losses[rows].double()
+            if new is not None:
+                for row, position in zip(rows, places, strict=True):
                     slot = uploads.slots[position] = self.store.stage()
-                    self.store.write(slot, kept)
+                    self.store.write(slot, type(new)(*(z[row] for z in new)))
         uploads.up = stack.record if stack else None
         return uploads
 
     def close(self) -> None:
         pass
+
+
+def not_finite(up: Any, new: Any) -> dict[int, str]:
+    """Rows of records [S, ...] that contain NaN or infinity, and why."""
+    sums = torch.stack([z.flatten(1).sum(1).float() for record in (up, new) if record is not None for z in record])
+    found = {}
+    for row in (~sums.isfinite().all(0)).nonzero().flatten().tolist():  # or a sum that overflows
+        try:
+            check_finite(*(None if record is None else type(record)(*(z[row] for z in record)) for record in (up, new)))
+        except NotFinite as error:
+            found[row] = describe(error)
+    return found
 
 
 def cannot_vectorize(module: nn.Module) -> str | None:

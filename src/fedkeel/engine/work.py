@@ -83,7 +83,8 @@ class Work:
     lr_decay: float
 
     def __post_init__(self) -> None:
-        self.workspace = Workspace(self.objective.model)
+        self.workspace = Workspace(self.objective)
+        self.largest = int(self.fed.sizes.max())  # samples of a client; made once, for a round must not cost O(N)
 
     def uploads(self) -> dict[str, Any]:
         """What a client sends in each stage that the method has; only shapes and dtypes mean anything."""
@@ -181,8 +182,9 @@ class Work:
         else:
             parts = [np.split(mine, np.cumsum(sizes)[:-1]) for mine, (_, sizes) in zip(rows, numbers, strict=True)]
             # The same shape in every round, so that a compiled gradient is compiled once.
-            width = None if self.batch_size is None else min(self.batch_size, int(self.fed.sizes.max()))
-            batches = [self._padded(x, y, [part[k] for part in parts], width) for k in range(K)]
+            width = None if self.batch_size is None else min(self.batch_size, self.largest)
+            everything = self._padded(x, y, [part[k] for k in range(K) for part in parts], width)
+            batches = list(zip(*(z.view(K, len(ids), *z.shape[1:]) for z in everything), strict=True))
         roles = {name: torch.as_tensor(z, dtype=model.dtype, device=model.device).unsqueeze(-1) for name, z in drawn.items()}
         steps = ManyClients(
             self.objective, jobs.t, oracle, len(ids), batches, lambda: self._everything(ids), SimpleNamespace(**roles)

@@ -1,0 +1,121 @@
+"""Contestants as live processes that take turns: everybody warms up once, then passes alternate."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads import CACHE, ROOT, WORKLOADS, prepare
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "peers"))
+import environments as peers  # noqa: E402  (the same virtual environments as those of compare_weights.py)
+
+PATIENCE = 300  # seconds until a contestant must answer
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    title: str
+    script: str
+    words: tuple[str, ...] = ()
+    peer: str | None = None  # whose virtual environment it needs
+    sections: str = "abcdef"  # the workloads that it runs
+
+
+CONTESTANTS = {
+    "fedkeel": Contestant("fedkeel (auto)", "run_fedkeel.py", ("auto",)),
+    "sequential": Contestant("fedkeel (sequential)", "run_fedkeel.py", ("sequential",), sections="acdef"),
+    "bare": Contestant("bare forward+backward, one thread", "run_bare.py", ("one",)),
+    "spread": Contestant("bare forward+backward spread over the cores", "run_bare.py", ("spread",)),
+    "batched": Contestant("batched products by hand on all threads", "run_bare.py", ("batched",), sections="ab"),
+    "plain": Contestant("a plain PyTorch loop", "run_plain.py"),
+    "pfl": Contestant("pfl-research", "run_pfl.py", peer="pfl"),
+    "fedjax": Contestant("FedJAX", "run_fedjax.py", peer="fedjax", sections="ab"),
+    "flwr": Contestant("Flower", "run_flower.py", peer="flwr", sections="abcd"),
+}
+
+
+class Broken(Exception):
+    """A contestant that cannot take part, with the reason."""
+
+
+class Live:
+    """A contestant's process on a workload, warmed up."""
+
+    def __init__(self, key: str, section: str) -> None:
+        who = CONTESTANTS[key]
+        python = peers.interpreter(who.peer) if who.peer else Path(sys.executable)
+        self.log = CACHE / f"{section}-{key}.log"
+        paths = os.pathsep.join((str(HERE), str(ROOT / "src")))
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                [str(python), str(HERE / who.script), section, *who.words],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                env=os.environ | peers.QUIET | {"PYTHONPATH": paths},
+            )  # fmt: skip
+        self.told = self._answer()
+
+    def rounds(self, count: int) -> list[float]:
+        """Seconds of each of so many rounds."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        return self._answer()["seconds"]
+
+    def _answer(self) -> Row:
+        assert self.process.stdout
+        if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
+            raise Broken(f"no answer within {PATIENCE} s")
+        line = self.process.stdout.readline()
+        if not line:
+            words = [z for z in self.log.read_text().splitlines() if z.strip()]
+            raise Broken(f"it ended: {words[-1][:200] if words else 'without a word'} (log: {self.log})")
+        return json.loads(line)
+
+    def end(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def contest(section: str, passes: int, with_peers: bool, step: Callable[[str], None]) -> Iterator[Row]:
+    """Rows of a workload: the seconds of every pass of every contestant, and who could not take part, and why."""
+    prepare(section)
+    keys = [key for key, who in CONTESTANTS.items() if section in who.sections and (with_peers or not who.peer)]
+    live: dict[str, Live] = {}
+    try:
+        for key in keys:
+            step(f"starting {CONTESTANTS[key].title}")
+            try:
+                live[key] = Live(key, section)
+            except (Broken, peers.Unavailable) as error:
+                yield {"section": section, "who": key, "missing": str(error)}
+        for number in range(passes):
+            turn = list(live)
+            for key in turn[number % len(turn) :] + turn[: number % len(turn)]:
+                step(f"pass {number + 1} of {passes}: {CONTESTANTS[key].title}")
+                seconds = live[key].rounds(WORKLOADS[section].rounds)
+                told = {name: z for name, z in live[key].told.items() if name != "ready"}
+                yield {"section": section, "who": key, "pass": number, "seconds": seconds, **told}
+    finally:
+        for process in live.values():
+            process.end()
+
+
+def steps(section: str, passes: int, with_peers: bool) -> int:
+    """How often `contest` calls its `step`."""
+    count = sum(section in who.sections and (with_peers or not who.peer) for who in CONTESTANTS.values())
+    return count * (passes + 1)

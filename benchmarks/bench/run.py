@@ -1,0 +1,92 @@
+"""`fedkeel bench`: carries out the sections that are asked for, and writes results/bench.jsonl and results/bench.md.
+
+A section replaces its own rows only, so that one can be run again without the others.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import contest
+import growth
+import methods
+import start
+import table
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from workloads import ROOT, WORKLOADS
+
+Row = dict[str, Any]
+Step = Callable[[str], None]
+SECTIONS = "abcdefghs"
+PASSES = dict.fromkeys("abcd", 5) | dict.fromkeys("ef", 3) | {"g": 3, "h": 3, "s": 7}
+ROWS, PAGE = ROOT / "results" / "bench.jsonl", ROOT / "results" / "bench.md"
+
+
+def rows_of(section: str, passes: int, with_peers: bool, step: Step) -> Iterator[Row]:
+    if section in WORKLOADS:
+        return contest.contest(section, passes, with_peers, step)
+    return {"g": methods.methods, "h": growth.growth, "s": start.waiting}[section](passes, step)
+
+
+def steps(section: str, passes: int, with_peers: bool) -> int:
+    if section in WORKLOADS:
+        return contest.steps(section, passes, with_peers)
+    if section == "g":
+        import fedkeel as fk
+
+        return len(fk.algorithms())
+    return passes * len(growth.places() if section == "h" else start.LIMITS)
+
+
+def text_of(section: str, rows: list[Row]) -> str:
+    if section in WORKLOADS:
+        return table.contest_section(section, rows)
+    return {"g": methods.section, "h": growth.section, "s": start.section}[section](rows)
+
+
+def read(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write(rows: list[Row]) -> None:
+    """Rows and page, in the order of the sections."""
+    ROWS.parent.mkdir(exist_ok=True)
+    ordered = sorted(rows, key=lambda row: SECTIONS.index(row["section"]))
+    ROWS.write_text("".join(json.dumps(row) + "\n" for row in ordered))
+    parts = [(Path(__file__).parent / "page.md").read_text()]
+    for section in SECTIONS:
+        mine = [row for row in rows if row["section"] == section]
+        if mine:
+            parts.append(text_of(section, mine))
+    PAGE.write_text("\n".join(parts))
+
+
+def bench(only: str, passes: int | None, with_peers: bool) -> Path:
+    """only: letters of sections, e.g. "ab"; passes: None takes each section's own number -> the page."""
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    for section in only:
+        count = passes or PASSES[section]
+        total = steps(section, count, with_peers)
+        with Progress(*columns, TextColumn("{task.fields[now]}"), console=console) as progress:
+            task = progress.add_task(f"({section})", total=total, now="")
+
+            def step(now: str) -> None:
+                progress.update(task, now=now, advance=1)
+                if not console.is_terminal:  # a log has no bar
+                    print(f"{time.strftime('%H:%M:%S')} ({section}) {now}", file=sys.stderr, flush=True)
+
+            others, mine = [row for row in read(ROWS) if row["section"] != section], []
+            for row in rows_of(section, count, with_peers, step):
+                mine.append(row)
+                write(others + mine)  # at once, so that little is lost if this is stopped
+                if "missing" in row:
+                    progress.print(f"({section}) {row['who']} cannot take part: {row['missing']}")
+            progress.update(task, completed=total, now="")
+    return PAGE

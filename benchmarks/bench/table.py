@@ -1,0 +1,106 @@
+"""results/bench.md from the rows of results/bench.jsonl: ratios with their spread, and whether the target is met."""
+
+from __future__ import annotations
+
+import operator
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from contest import CONTESTANTS, peers
+from workloads import WORKLOADS
+
+Row = dict[str, Any]
+Times = dict[str, dict[int, float]]
+HEAD = "| ratio | median | lowest | highest | target | |\n|---|---|---|---|---|---|"
+PEERS = ("plain", "pfl", "fedjax", "flwr")
+FLOORS = ("spread", "batched")  # the least that a round takes, on all cores
+SIGNS = {"<=": operator.le, ">=": operator.ge}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table. A target is "<= 1.1" or ">= 5", and is met if the median does."""
+
+    name: str
+    ratios: Sequence[float]
+    target: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        if not self.target:
+            return None
+        sign, limit = self.target.split()
+        return SIGNS[sign](statistics.median(self.ratios), float(limit))
+
+    def __str__(self) -> str:
+        told = {None: "", True: "met", False: "**missed**"}[self.met]
+        low, middle, high = min(self.ratios), statistics.median(self.ratios), max(self.ratios)
+        return f"| {self.name} | {number(middle)} | {number(low)} | {number(high)} | {self.target} | {told} |"
+
+
+def number(z: float) -> str:
+    return f"{z:.0f}" if z >= 100 else f"{z:.1f}" if z >= 10 else f"{z:.2f}"
+
+
+def title(key: str) -> str:
+    who = CONTESTANTS[key]
+    return f"{who.title} {peers.release(peers.PEERS[who.peer])}" if who.peer else who.title
+
+
+def passes_of(rows: Iterable[Row]) -> Times:
+    """Contestant -> pass -> the median seconds of a round."""
+    found: Times = {}
+    for row in rows:
+        if "seconds" in row:
+            found.setdefault(row["who"], {})[row["pass"]] = statistics.median(row["seconds"])
+    return found
+
+
+def compared(times: Times, a: str, b: str, target: str = "", name: str = "") -> list[Line]:
+    """The line of a / b, taken within every pass; none if they have no pass in common."""
+    shared = [number for number in times.get(a, {}) if number in times.get(b, {})]
+    ratios = [times[a][number] / times[b][number] for number in shared]
+    return [Line(name or f"{title(a)} / {title(b)}", ratios, target)] if ratios else []
+
+
+def quickest(times: Times, among: Iterable[str]) -> str:
+    """Whose median pass is the fastest; "" if none of them was there."""
+    here = [key for key in among if key in times]
+    return min(here, key=lambda key: statistics.median(times[key].values()), default="")
+
+
+def contest_lines(section: str, times: Times) -> list[Line]:
+    limits = {"a": {"flwr": ">= 5"}, "b": {"plain": ">= 10"}}.get(section, dict.fromkeys(PEERS, ">= 1"))
+    lines = [line for key in PEERS for line in compared(times, key, "fedkeel", limits.get(key, ""))]
+    if section == "a" and (fastest := quickest(times, PEERS)):
+        lines += compared(times, fastest, "fedkeel", ">= 1.7", f"the fastest peer ({title(fastest)}) / fedkeel (auto)")
+    bound = {"a": "<= 1.15", "b": ""}.get(section, "<= 1.10")
+    floor = quickest(times, FLOORS)
+    for key in FLOORS:
+        lines += compared(times, "fedkeel", key, bound if key == floor else "")
+    return lines + compared(times, "sequential", "bare", "" if section == "a" else "<= 1.10")
+
+
+def remarks(rows: Iterable[Row]) -> list[str]:
+    """Who could not take part, and what the contestants said of themselves."""
+    told: dict[str, str] = {}
+    for row in rows:
+        if "missing" in row:
+            told[row["who"]] = f"{title(row['who'])} is not in the table: {row['missing']}"
+        elif "engine" in row:
+            told[row["who"]] = f"auto chose `{row['engine']}` ({row['why']})"
+        elif "threads" in row:
+            told[row["who"]] = f"{title(row['who'])} with {row['threads']} thread{'s' * (row['threads'] > 1)}, the faster way"
+    return list(told.values())
+
+
+def contest_section(section: str, rows: list[Row]) -> str:
+    w, times = WORKLOADS[section], passes_of(rows)
+    lines = contest_lines(section, times)
+    count = max((len(z) for z in times.values()), default=0)
+    parts = [f"## ({section}) {w.title}", "", f"{w.sizes}; {count} passes of {w.rounds} rounds.", ""]
+    parts += [HEAD, *map(str, lines), ""] if lines else []
+    parts += [f"- {remark}" for remark in remarks(rows)]
+    return "\n".join(parts).rstrip() + "\n"
