@@ -6,6 +6,7 @@ holds the operations that they ended in, so its numbers are the same bits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,26 +14,30 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+Key = tuple[Any, ...]
 aten = torch.ops.aten
 VIEWS = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
 
 
 class Traced:
-    """`function`, recorded at the first call with inputs of some shapes and strides, played back in later ones.
+    """`function`, played back from a recording for inputs whose shapes and strides have come often enough to repay it.
 
     For functions whose operations depend on nothing but these.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.recordings: dict[tuple[Any, ...], Callable[..., Any]] = {}
+    def __init__(self, function: Callable[..., Any], after: int = 50) -> None:
+        self.function, self.after = function, after
+        self.calls: Counter[Key] = Counter()
+        self.recordings: dict[Key, Callable[..., Any]] = {}
 
-    def __call__(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Any:
-        key = tuple((z.shape, z.stride(), z.dtype) for z in (w, x, y, weight))
-        if key not in self.recordings:
-            whole = make_fx(lambda *inputs: self.function(*inputs))(w, x, y, weight)
-            self.recordings[key] = _simplified(whole).forward
-        return self.recordings[key](w, x, y, weight)
+    def __call__(self, *inputs: Tensor) -> Any:
+        key = tuple((z.shape, z.stride(), z.dtype) for z in inputs)
+        if key in self.recordings:
+            return self.recordings[key](*inputs)
+        self.calls[key] += 1
+        if self.calls[key] > self.after:
+            self.recordings[key] = _simplified(make_fx(lambda *z: self.function(*z))(*inputs)).forward
+        return self.function(*inputs)
 
 
 def _simplified(module: fx.GraphModule) -> fx.GraphModule:
