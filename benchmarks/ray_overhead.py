@@ -49,8 +49,8 @@ def measure(engine: str) -> tuple[float, float]:
             marks.append(processor_seconds())
 
     run = fk.train(
-        W.module, federation(), "fedavg", rounds=ROUNDS, cohort=W.cohort, local_steps=W.steps, batch_size=W.batch, engine=engine,
-        workers=WORKERS, progress=mark,
+        W.module, federation(), "fedavg", rounds=ROUNDS, cohort=W.cohort, local_steps=W.steps, batch_size=W.batch,
+        engine=engine, workers=WORKERS, progress=mark,
     )  # fmt: skip
     spent = sum(seconds - marks[0].get(pid, 0.0) for pid, seconds in marks[1].items())
     return min(row["seconds"] for row in run.history[SKIP:]), spent / (ROUNDS - SKIP)

@@ -1,4 +1,4 @@
-"""`fedkeel bench`: the page from raw rows, the protocol of the contestants, and its errors. Timings themselves are not tested."""
+"""`fedkeel bench`: the page from raw rows, the protocol of the contestants, and its errors; no timing is tested."""
 
 import importlib
 import json
@@ -63,7 +63,16 @@ def test_methods_are_divided_by_their_gradients(module):
 
 def test_growth_per_unit(module):
     found = [
-        {"section": "h", "who": "d fedavg", "what": "d", "point": d, "pass": 0, "seconds": [s], "memory": d, "uploads": 4 * d}
+        {
+            "section": "h",
+            "who": "d fedavg",
+            "what": "d",
+            "point": d,
+            "pass": 0,
+            "seconds": [s],
+            "memory": d,
+            "uploads": 4 * d,
+        }
         for d, s in ((10_000_000, 1.0), (100_000_000, 15.0))
     ]
     text = module("growth").section(found)

@@ -35,10 +35,11 @@ def peak() -> int:
 
 def rounds(N: int) -> Row:
     """Scaffold on logistic regression, 100 of N clients per round, their memory on disk."""
-    import fedkeel as fk
     import numpy as np
     import torch
     from torch import nn
+
+    import fedkeel as fk
 
     fed = fk.Federation(torch.randn(N * 10, 64), torch.randint(0, 10, (N * 10,)), np.arange(N + 1) * 10)
     before = peak()
@@ -52,6 +53,7 @@ def rounds(N: int) -> Row:
 def server_step(method: str, d: int, S: int, m: int) -> Row:
     """The server's part of a round, on uploads that lie ready."""
     import torch
+
     from fedkeel.core.algorithm import Plan, make
     from fedkeel.core.dry import dry_run
     from fedkeel.core.flat import Layers

@@ -10,12 +10,13 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fedkeel as fk
 import numpy as np
 import torch
-from fedkeel.core import steps
 from table import HEAD, Line
 from workloads import WORKLOADS, arrays, prepare
+
+import fedkeel as fk
+from fedkeel.core import steps
 
 Row = dict[str, Any]
 W = WORKLOADS["a"]
@@ -97,17 +98,20 @@ def section(rows: list[Row]) -> str:
         told = f"{name}: {statistics.median(times):.2f} x fedavg, {count:.3g} gradients a step"
         lines.append(Line(told, [z / count for z in times], "<= 1.3"))
     lines.sort(key=lambda line: -statistics.median(line.ratios))
-    return "\n".join(
-        [
-            "## (g) Every method on (a)",
-            "",
-            "Time of a round over fedavg's, divided by the gradients that the method computes per local step (counted in",
-            "samples: a full gradient over 600 samples beside 10 steps of 32 is 1.9 more). Sequential engine, one thread.",
-            f"{sum(bool(line.met) for line in lines)} of {len(lines)} meet the target.",
-            "",
-            HEAD,
-            *map(str, lines),
-            "",
-            *missing,
-        ]
-    ).rstrip() + "\n"
+    return (
+        "\n".join(
+            [
+                "## (g) Every method on (a)",
+                "",
+                "Time of a round over fedavg's, divided by the gradients that the method computes per local step (counted in",
+                "samples: a full gradient over 600 samples beside 10 steps of 32 is 1.9 more). Sequential engine, one thread.",
+                f"{sum(bool(line.met) for line in lines)} of {len(lines)} meet the target.",
+                "",
+                HEAD,
+                *map(str, lines),
+                "",
+                *missing,
+            ]
+        ).rstrip()
+        + "\n"
+    )

@@ -94,7 +94,9 @@ def remarks(rows: Iterable[Row]) -> list[str]:
         elif "engine" in row:
             told[row["who"]] = f"auto chose `{row['engine']}` ({row['why']})"
         elif "threads" in row:
-            told[row["who"]] = f"{title(row['who'])} with {row['threads']} thread{'s' * (row['threads'] > 1)}, the faster way"
+            told[row["who"]] = (
+                f"{title(row['who'])} with {row['threads']} thread{'s' * (row['threads'] > 1)}, the faster way"
+            )
     return list(told.values())
 
 

@@ -12,7 +12,9 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "bench"
 def carry_out(only: str, passes: int | None, peers: bool) -> Path:
     """only: letters of sections, "" for all of them; passes: None for each section's own number -> the page of results."""
     if not (FOLDER / "run.py").exists():
-        raise ValueError("bench: the benchmarks are not part of the installed package; clone the repository, pip install -e .")
+        raise ValueError(
+            "bench: the benchmarks are not part of the installed package; clone the repository, pip install -e ."
+        )
     sys.path.insert(0, str(FOLDER))
     run = importlib.import_module("run")
     chosen = only.replace(",", "").replace(" ", "") or run.SECTIONS

@@ -153,7 +153,8 @@ def algorithms(
 @app.command()
 def bench(
     only: Annotated[
-        str, typer.Option(help="Sections by letter, all by default: a to h, s. [dim]E.g. --only a,b[/dim]", metavar="LETTERS")
+        str,
+        typer.Option(help="Sections by letter, all by default: a to h, s. [dim]E.g. --only a,b[/dim]", metavar="LETTERS"),
     ] = "",
     passes: Annotated[
         int | None,

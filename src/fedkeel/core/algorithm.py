@@ -271,7 +271,7 @@ def down_record(algo: Algorithm, server: Record) -> Record:
 
 @functools.cache
 def _down(sends: tuple[str, ...]) -> type:
-    return namedtuple("Down", sends)  # type: ignore[misc]
+    return namedtuple("Down", sends)
 
 
 def floats(record: Record, without: Sequence[str] = ()) -> int:

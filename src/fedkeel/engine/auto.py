@@ -20,7 +20,7 @@ TRIAL_STEPS = 3  # local steps of all clients at once, twice, to see what that t
 TRIAL_SHARE = 0.05  # of the expected time may go into that
 START_WORKERS = 0.3  # seconds until worker processes answer, about
 COMPILE = 45.0  # seconds that torch.compile takes for a small model, about
-COMPILED_GAIN = 2.5  # how much faster small dense models then are, about
+COMPILED_GAIN = 1.5  # how much faster small dense models then are, about (`fedkeel bench --only b`)
 
 
 def cores() -> int:

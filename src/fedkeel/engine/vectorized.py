@@ -48,7 +48,7 @@ class Vectorized:
             places = [positions[row] for row in rows]
             stack = stack or Stack(type(up)(*(z[0] for z in up)), S)
             stack.put(places, up if not bad else type(up)(*(z[rows] for z in up)))
-            uploads.losses[places] = losses[rows]
+            uploads.losses[places] = losses[rows].double()
             if new is not None:
                 for row, position in zip(rows, places, strict=True):
                     slot = uploads.slots[position] = self.store.stage()
