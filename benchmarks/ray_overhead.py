@@ -12,9 +12,12 @@ import os
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import fedkeel as fk
-from core import BATCH, COHORT, K, federation, net
+
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
+from methods import W, federation
 
 ROUNDS, WORKERS, SKIP = 45, 2, 5  # in the first rounds things start
 
@@ -46,8 +49,8 @@ def measure(engine: str) -> tuple[float, float]:
             marks.append(processor_seconds())
 
     run = fk.train(
-        net, federation(), "fedavg", rounds=ROUNDS, cohort=COHORT, local_steps=K, batch_size=BATCH, engine=engine,
-        workers=WORKERS, progress=mark,
+        W.module, federation(), "fedavg", rounds=ROUNDS, cohort=W.cohort, local_steps=W.steps, batch_size=W.batch,
+        engine=engine, workers=WORKERS, progress=mark,
     )  # fmt: skip
     spent = sum(seconds - marks[0].get(pid, 0.0) for pid, seconds in marks[1].items())
     return min(row["seconds"] for row in run.history[SKIP:]), spent / (ROUNDS - SKIP)

@@ -34,6 +34,7 @@ class Contestant:
 CONTESTANTS = {
     "fedkeel": Contestant("fedkeel (auto)", "run_fedkeel.py", ("auto",)),
     "sequential": Contestant("fedkeel (sequential)", "run_fedkeel.py", ("sequential",), sections="acdef"),
+    "compiled": Contestant("fedkeel (compiled)", "run_fedkeel.py", ("compiled",), sections="b"),
     "bare": Contestant("bare forward+backward, one thread", "run_bare.py", ("one",)),
     "spread": Contestant("bare forward+backward spread over the cores", "run_bare.py", ("spread",)),
     "batched": Contestant("batched products by hand on all threads", "run_bare.py", ("batched",), sections="ab"),

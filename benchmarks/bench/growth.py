@@ -5,6 +5,7 @@ Every point is a process of its own, so that its peak memory can be read:  pytho
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -35,10 +36,11 @@ def peak() -> int:
 
 def rounds(N: int) -> Row:
     """Scaffold on logistic regression, 100 of N clients per round, their memory on disk."""
-    import fedkeel as fk
     import numpy as np
     import torch
     from torch import nn
+
+    import fedkeel as fk
 
     fed = fk.Federation(torch.randn(N * 10, 64), torch.randint(0, 10, (N * 10,)), np.arange(N + 1) * 10)
     before = peak()
@@ -52,6 +54,7 @@ def rounds(N: int) -> Row:
 def server_step(method: str, d: int, S: int, m: int) -> Row:
     """The server's part of a round, on uploads that lie ready."""
     import torch
+
     from fedkeel.core.algorithm import Plan, make
     from fedkeel.core.dry import dry_run
     from fedkeel.core.flat import Layers
@@ -129,7 +132,7 @@ def lines(rows: list[Row]) -> Iterator[Any]:
         for row in rows
     }
     for what, (points, names) in POINTS.items():
-        wanted = [(a, b) for a, b in zip(points, points[1:], strict=False)]
+        wanted = list(itertools.pairwise(points))
         wanted += [(a, b) for key, a, b in TARGETS if key == what and (a, b) not in wanted]
         for name in names:
             for a, b in wanted:

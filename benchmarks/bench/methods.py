@@ -10,12 +10,13 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fedkeel as fk
 import numpy as np
 import torch
-from fedkeel.core import steps
 from table import HEAD, Line
 from workloads import WORKLOADS, arrays, prepare
+
+import fedkeel as fk
+from fedkeel.core import steps
 
 Row = dict[str, Any]
 W = WORKLOADS["a"]
@@ -30,10 +31,18 @@ def federation() -> fk.Federation:
     return fk.Federation(torch.from_numpy(x), torch.from_numpy(y), np.arange(W.clients + 1) * W.samples)
 
 
+def made(name: str) -> fk.Algorithm:
+    """The method with its defaults; those that want all clients in every round are told that these will do."""
+    try:
+        return fk.algorithm(name, allow_partial=True)
+    except ValueError:
+        return fk.algorithm(name)
+
+
 def run(fed: fk.Federation, name: str, rounds: int = ROUNDS) -> float:
     """Median seconds of a late round."""
     found = fk.train(
-        W.module, fed, name, rounds=rounds, cohort=COHORTS[:rounds], local_steps=W.steps, batch_size=W.batch,
+        W.module, fed, made(name), rounds=rounds, cohort=COHORTS[:rounds], local_steps=W.steps, batch_size=W.batch,
         engine="sequential", evaluate_every=0, progress=False,
     )  # fmt: skip
     return statistics.median(row["seconds"] for row in found.history[SKIP:] or found.history)
@@ -89,17 +98,20 @@ def section(rows: list[Row]) -> str:
         told = f"{name}: {statistics.median(times):.2f} x fedavg, {count:.3g} gradients a step"
         lines.append(Line(told, [z / count for z in times], "<= 1.3"))
     lines.sort(key=lambda line: -statistics.median(line.ratios))
-    return "\n".join(
-        [
-            "## (g) Every method on (a)",
-            "",
-            "Time of a round over fedavg's, divided by the gradients that the method computes per local step (counted in",
-            "samples: a full gradient over 600 samples beside 10 steps of 32 is 1.9 more). Sequential engine, one thread.",
-            f"{sum(bool(line.met) for line in lines)} of {len(lines)} meet the target.",
-            "",
-            HEAD,
-            *map(str, lines),
-            "",
-            *missing,
-        ]
-    ).rstrip() + "\n"
+    return (
+        "\n".join(
+            [
+                "## (g) Every method on (a)",
+                "",
+                "Time of a round over fedavg's, divided by the gradients that the method computes per local step (counted",
+                "in samples: a full gradient over 600 samples beside 10 steps of 32 is 1.9 more). Sequential, one thread.",
+                f"{sum(bool(line.met) for line in lines)} of {len(lines)} meet the target.",
+                "",
+                HEAD,
+                *map(str, lines),
+                "",
+                *missing,
+            ]
+        ).rstrip()
+        + "\n"
+    )

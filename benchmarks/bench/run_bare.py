@@ -1,8 +1,8 @@
 """What cannot be avoided: the arithmetic of a round's batches, on batches that lie ready.
 
-    run_bare.py WORKLOAD one        forward and backward in torch, one thread
-    run_bare.py WORKLOAD spread     the same, spread over a process with one thread for every core
-    run_bare.py WORKLOAD batched    dense networks: all clients at once in batched matrix products by hand, on all threads
+run_bare.py WORKLOAD one        forward and backward in torch, one thread
+run_bare.py WORKLOAD spread     the same, spread over a process with one thread for every core
+run_bare.py WORKLOAD batched    dense networks: all clients at once in batched matrix products by hand, on all threads
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from itertools import cycle
 
 import torch
 from clock import WARM_UP, Clock
-from fedkeel.engine.memory import keep_freed_memory
-from fedkeel.engine.processes import die_with
 from torch import Tensor, nn
 from workloads import LR, WORKLOADS, arrays
+
+from fedkeel.engine.memory import keep_freed_memory
+from fedkeel.engine.processes import die_with
 
 READY = 4  # rounds whose batches are made ahead, so that they do not all lie in the cache
 

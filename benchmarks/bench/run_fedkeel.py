@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import fedkeel as fk
 import numpy as np
 import torch
 from clock import WARM_UP, Clock
-from fedkeel.engine import auto
 from workloads import LR, WORKLOADS, arrays
+
+import fedkeel as fk
+from fedkeel.engine import auto
 
 ROUNDS = 1000  # the run that `auto` chooses an engine for; it is stopped when the passes are over
 

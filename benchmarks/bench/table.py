@@ -76,6 +76,8 @@ def contest_lines(section: str, times: Times) -> list[Line]:
     lines = [line for key in PEERS for line in compared(times, key, "fedkeel", limits.get(key, ""))]
     if section == "a" and (fastest := quickest(times, PEERS)):
         lines += compared(times, fastest, "fedkeel", ">= 1.7", f"the fastest peer ({title(fastest)}) / fedkeel (auto)")
+    if section == "b":
+        lines += compared(times, "plain", "compiled")
     bound = {"a": "<= 1.15", "b": ""}.get(section, "<= 1.10")
     floor = quickest(times, FLOORS)
     for key in FLOORS:
@@ -92,7 +94,9 @@ def remarks(rows: Iterable[Row]) -> list[str]:
         elif "engine" in row:
             told[row["who"]] = f"auto chose `{row['engine']}` ({row['why']})"
         elif "threads" in row:
-            told[row["who"]] = f"{title(row['who'])} with {row['threads']} thread{'s' * (row['threads'] > 1)}, the faster way"
+            told[row["who"]] = (
+                f"{title(row['who'])} with {row['threads']} thread{'s' * (row['threads'] > 1)}, the faster way"
+            )
     return list(told.values())
 
 

@@ -33,14 +33,13 @@ class Workload:
 
     @property
     def sizes(self) -> str:
-        return (
-            f"{self.clients:,} clients x {self.samples}, {self.cohort} per round, K = {self.steps}, batch {self.batch}"
-        )
+        return f"{self.clients:,} clients x {self.samples}, {self.cohort} per round, K = {self.steps}, batch {self.batch}"
 
     def module(self) -> Any:
         import torch
-        from fedkeel.models import make_model
         from torch import nn
+
+        from fedkeel.models import make_model
 
         torch.manual_seed(0)
         if self.model:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 TOLERANCE = 1e-10  # of ||p||: inner products above -TOLERANCE ||p|| count as non-negative
@@ -91,6 +90,8 @@ def cone_weights(A: np.ndarray, q: np.ndarray, size: float) -> np.ndarray:
     values, vectors = np.linalg.eigh(unit)
     keep = values > values[-1] * 1e-13
     root = np.sqrt(values[keep])
+    from scipy.optimize import nnls  # takes half a second, which runs without projections should not pay
+
     weights, _ = nnls(root[:, None] * vectors[:, keep].T, -(vectors[:, keep].T @ qn) / root, maxiter=30 * len(qn))
     support = weights > 0
     exact = np.zeros_like(weights)

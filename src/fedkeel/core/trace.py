@@ -17,9 +17,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedkeel.core.flat import FlatModel
 
+Key = tuple[Any, ...]
 aten = torch.ops.aten
 VIEWS = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
-OFTEN = 60  # calls before one is recorded, for recording takes as long as many of them
+OFTEN = 50  # calls before one is recorded, for recording takes as long as many of them
 # Layers whose operations depend on the shape of the input alone; one that is derived from them may do anything.
 PLAIN = {
     nn.Sequential,
@@ -62,25 +63,29 @@ def _same_as(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _key(inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+def _key(inputs: Sequence[Tensor]) -> Key:
     return tuple((z.shape, z.stride(), z.dtype) for z in inputs)
 
 
 class Traced:
-    """`function`, recorded at the first call with inputs of some shapes and strides, played back in later ones.
+    """`function`, played back from a recording for inputs whose shapes and strides have come often enough to repay it.
 
     For functions whose operations depend on nothing but these.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.recordings: dict[tuple[Any, ...], Callable[..., Any]] = {}
+    def __init__(self, function: Callable[..., Any], after: int = OFTEN) -> None:
+        self.function, self.after = function, after
+        self.calls: Counter[Key] = Counter()
+        self.recordings: dict[Key, Callable[..., Any]] = {}
 
     def __call__(self, *inputs: Tensor) -> Any:
         key = _key(inputs)
-        if key not in self.recordings:
+        if key in self.recordings:
+            return self.recordings[key](*inputs)
+        self.calls[key] += 1
+        if self.calls[key] > self.after:
             self.recordings[key] = record(self.function, inputs)
-        return self.recordings[key](*inputs)
+        return self.function(*inputs)
 
 
 class Recorder:
@@ -88,8 +93,8 @@ class Recorder:
 
     def __init__(self, model: FlatModel, loss: Callable[[Any, Tensor], Tensor]) -> None:
         self.model, self.loss = model, loss
-        self.calls: Counter[tuple[Any, ...]] = Counter()
-        self.recordings: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
+        self.calls: Counter[Key] = Counter()
+        self.recordings: dict[Key, Callable[..., Any]] = {}
 
     def __call__(self, x: Tensor, y: Tensor, eager: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """(loss, a gradient per parameter) at the model's present parameters; eager: computes the same."""

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +28,20 @@ log = logging.getLogger("fedkeel")
 @functools.cache
 def digits() -> Dataset:
     """Handwritten digits, part of scikit-learn (UCI, Alpaydin and Kaynak); 1,437 + 360 images of 8 x 8, 10 classes."""
+    arrays = cached("digits", f"scikit-learn {version('scikit-learn')}", [], _digits)
+    x, y, x_test, y_test = (torch.from_numpy(arrays[name]) for name in ("x", "y", "x_test", "y_test"))
+    return Dataset("digits", x, y, (x_test, y_test))
+
+
+def _digits() -> Arrays:
+    """Kept in the cache, for to import scikit-learn takes longer than a small run."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     bunch = load_digits()
     images = (bunch.images / 16).astype(np.float32)[:, None]  # [n, 1, 8, 8] in [0, 1]
-    x, x_test, y, y_test = train_test_split(images, bunch.target, test_size=0.2, random_state=0, stratify=bunch.target)
-    as_tensors = [torch.from_numpy(np.ascontiguousarray(z)) for z in (x, y, x_test, y_test)]
-    return Dataset("digits", as_tensors[0], as_tensors[1], (as_tensors[2], as_tensors[3]))
+    parts = train_test_split(images, bunch.target, test_size=0.2, random_state=0, stratify=bunch.target)
+    return {name: np.ascontiguousarray(z) for name, z in zip(("x", "x_test", "y", "y_test"), parts, strict=True)}
 
 
 def names() -> list[str]:

@@ -14,13 +14,13 @@ from fedkeel.engine.store import Store
 from fedkeel.engine.vectorized import Vectorized, cannot_vectorize
 from fedkeel.engine.work import Jobs, Work
 
-WORTH_MEASURING = 2.0  # seconds that a run must be expected to take; a trial of all clients at once takes half a second
+WORTH_MEASURING = 6.0  # seconds that a run must be expected to take; a trial of all clients at once takes one
 LONG_STEP = 0.1  # seconds; where a local step takes longer, one of them is measurement enough
 TRIAL_STEPS = 3  # local steps of all clients at once, twice, to see what that takes
 TRIAL_SHARE = 0.05  # of the expected time may go into that
 START_WORKERS = 0.3  # seconds until worker processes answer, about
 COMPILE = 45.0  # seconds that torch.compile takes for a small model, about
-COMPILED_GAIN = 2.5  # how much faster small dense models then are, about
+COMPILED_GAIN = 1.5  # how much faster small dense models then are, about (`fedkeel bench --only b`)
 
 
 def cores() -> int:
@@ -69,6 +69,7 @@ def _try_vectorized(work: Work, store: Store, jobs: Jobs) -> float | None:
     """Seconds per local step of all clients at once."""
     try:
         engine = Vectorized(work, store)
+        engine.oracle.gradient.after = 0  # as fast as it will be
         if _timed(engine, store, jobs) is None:
             return None
         seconds = _timed(engine, store, jobs)
