@@ -24,7 +24,7 @@ CACHE, TABLE = Path("results/tasks.jsonl"), Path("results/tasks.md")
 DIRICHLET = {"split": "dirichlet_per_class", "clients": 100, "concentration": 0.1, "cohort": 10}
 # Half the clients in a round: with fewer, whichever class has more of them in a round decides what all texts are taken for.
 LORA = {
-    "data": "sst2", "model": "hf:MINILM", "length": 48, "lora_rank": 8, "lora_layers": 2, "rounds": 60, "local_steps": 2,
+    "data": "sst2", "model": "hf:MINILM", "length": 48, "lora_rank": 8, "lora_layers": 2, "rounds": 40, "local_steps": 2,
     "batch_size": 8, "clients": 100, "cohort": 50, "split": "dirichlet_per_class", "concentration": 0.1,
     "hyperparameters": {"lr": 0.002, "server_lr": 1.0},
 }  # fmt: skip
