@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -146,16 +145,6 @@ def rows(out: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def complete(network: Network, out: Path, seconds: float, **config: Any) -> None:
-    """Runs the app to its end. On a machine so busy that Flower misses its own heartbeats, it takes the server's process for
-    dead; then the run goes on from its checkpoint, as a user would do it."""
-    for _ in range(3):
-        run = network.run(network.folder / "app", out=str(out), **config)
-        if ended(network, run, out, seconds):
-            return
-    raise AssertionError(f"{out.name} fails again and again:\n{network.log('warm')[-3000:]}")
-
-
 def ended(network: Network, run: int, out: Path, seconds: float) -> bool:
     """Waits for the end of a run: has it completed?"""
     wait_for(
@@ -177,7 +166,9 @@ def test_a_node_that_is_not_authenticated_is_refused(network):
 @pytest.mark.parametrize("name", METHODS)
 def test_six_methods_have_the_bits_of_the_simulator(name, network, fed):
     out = network.folder / f"run-{name}"
-    complete(network, out, 900, algorithm=name)
+    assert ended(network, network.run(network.folder / "app", out=str(out), algorithm=name), out, 900), network.log("warm")[
+        -3000:
+    ]
     here = fk.train(model, fed, name, cohort=4, engine="sequential", progress=False, **SETTINGS)
     there = load_file(out / "model.safetensors")
     for key, z in here.model.state_dict().items():

@@ -57,7 +57,7 @@ def cluster() -> Iterator[Any]:
     """One node with two cores, which all tests share."""
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # nothing is sent; not behind all others
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     made.idle = []  # for `warm`
     disconnect = engine.connect(made.address)
