@@ -3,10 +3,11 @@ seconds of a round.
 
     python benchmarks/flower_simulation.py [METHOD ...]      # needs: pip install 'flwr[simulation]'
 
-Every method is an app that `fedkeel deploy init` wrote, started by `flwr run` on one SuperLink. Rows are kept in
-results/flower_simulation.jsonl, so that a second call runs only what is missing; results/flower_simulation.md is made from them.
-One core for Flower's actors and one thread for the sequential engine.
+Every method is an app that `fedkeel deploy init` wrote, started by `flwr run` on one SuperLink; one core for Flower's actors
+and one thread for the sequential engine. Rows are kept in results/flower_simulation.jsonl, so that a second call runs only
+what is missing; results/flower_simulation.md is made from them.
 """
+# ruff: noqa: E402
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
     env = environment(home)
     home.mkdir()
     (home / "config.toml").write_text(f'[superlink.sim]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-    os.environ["RAY_worker_niceness"] = "0"  # Ray's default is to let everybody else on the machine go first
+    os.environ |= {"RAY_worker_niceness": "0"}  # Ray's default is to let everybody else on the machine go first
     ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     env["RAY_ADDRESS"] = ray.address
     warm = warm_commands(folder, env)
@@ -118,17 +119,16 @@ def measure(name: str, folder: Path, env: dict[str, str]) -> dict[str, Any]:
 def page(rows: list[dict[str, Any]]) -> str:
     good = [row for row in rows if "error" not in row]
     same = sum(row["equal"] for row in good)
-    ratios = [row["flower"] / row["sequential"] for row in good]
+    ratios = sorted(row["flower"] / row["sequential"] for row in good)
+    spread = f"{statistics.median(ratios):.1f} times as long (median of the methods; {ratios[0]:.1f} to {ratios[-1]:.1f})"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("flwr", "ray", "torch"))
     task = "{clients} clients, {cohort} per round, {rounds} rounds, {local_steps} local steps, MLP on digits".format(**TASK)
     lines = [
         "# The same app in Flower's simulation, every method",
         "",
         f"`python benchmarks/flower_simulation.py`; {versions}; {task}; one actor of one core, on a shared machine.",
-        f"{same} of {len(rows)} methods end with the weights of fedkeel's own engine, bit for bit. A round takes "
-        f"{statistics.median(ratios):.1f} times as long as with the engine `sequential` (median of the methods; {min(ratios):.1f} to "
-        f"{max(ratios):.1f}). A round is as the server measures it, the fastest of the run; "
-        "the start of processes is not in it.",
+        f"{same} of {len(rows)} methods end with the weights of fedkeel's own engine, bit for bit. A round takes {spread}",
+        "as with `sequential`: as the server measures it, the fastest of the run, without the start of processes.",
         "",
         "| method | weights | a round in Flower | sequential | ratio |",
         "|---|---|---|---|---|",

@@ -27,7 +27,7 @@ pytestmark = [  # Ray's own code leaves files open
 from fedkeel.engine.ray import connect  # noqa: E402
 from fedkeel.study import ray_runs  # noqa: E402
 
-TASK = "--clients 10 --cohort 3 --local-steps 2 --model logistic --engine sequential --seeds 2".split()
+TASK = ["--clients=10", "--cohort=3", "--local-steps=2", "--model=logistic", "--engine=sequential", "--seeds=2"]
 
 
 @pytest.fixture(scope="module")
