@@ -42,6 +42,7 @@ out = ""
 rounds = 5
 cohort = 4
 timeout = 900.0
+patience = 900.0
 min_clients = 1
 """
 # Every site reads its own file; one of them answers with garbage in the first rounds if its node-config says so.
@@ -102,8 +103,8 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     c = context.run_config
     settings = {"rounds": c["rounds"], "cohort": c["cohort"], "min_clients": c["min_clients"]}
-    serve(grid, model, algorithm(context), 4, load(TEST), c["out"], c["timeout"], 900.0, 1e8, local_steps=5, batch_size=20,
-          seed=1, **settings)
+    serve(grid, model, algorithm(context), 4, load(TEST), c["out"], c["timeout"], c["patience"], 1e8, local_steps=5,
+          batch_size=20, seed=1, **settings)
 """
 
 
@@ -175,6 +176,17 @@ def test_six_methods_have_the_bits_of_the_simulator(name, network, fed):
         assert torch.equal(z, there[key]), key
     assert [row["test_accuracy"] for row in rows(out)] == [row["test_accuracy"] for row in here.history]
     assert all(row["dropped"] == 0 for row in rows(out))
+
+
+def test_a_run_in_which_every_client_fails_ends_as_failed(network):
+    """As Flower tells it, too: its own strategies end such a run as a success, with an untrained model."""
+    out = network.folder / "run-failed"
+    run = network.run(network.folder / "app", algorithm="fedavg", lr=1e38, out=str(out), patience=0.1)
+    assert not ended(network, run, out, 300)
+    assert network.status(run) == "finished:failed"
+    told = network.flwr("log", str(run), "net", "--show")
+    assert all(f"client {i} is dropped: NotFinite" in told for i in range(N))
+    assert "0 of 4 clients answered" in told
 
 
 def test_garbage_a_kill_and_a_restart(network, fed):
