@@ -19,6 +19,7 @@ from tests.flower_warm import COMMANDS
 
 BIN = Path(sys.executable).parent
 SOURCE = Path(__file__).parents[1] / "src"
+PATIENT = (sys.executable, str(Path(__file__).parent / "flower_patient.py"))
 
 
 def free_port() -> int:
@@ -106,6 +107,7 @@ class Network:
         where = ["--host", "127.0.0.1", "--port", str(self.port)]
         self.start(
             "superlink",
+            *PATIENT,
             "flower-superlink",
             *where,
             *tls,
@@ -145,7 +147,7 @@ class Network:
         words = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--node-config", config]
         words += ["--root-certificates", str(self.keys / "ca.crt")]
         words += ["--auth-supernode-private-key", str(self.key(name))] if key else []
-        self.start(name, "flower-supernode", *words)
+        self.start(name, *PATIENT, "flower-supernode", *words)
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
