@@ -1,13 +1,18 @@
-"""The same app in Flower's simulation and the same run in fedkeel's engines: seconds of a round, and equal weights.
+"""The same app in Flower's simulation and the same run in fedkeel's own engine, for every method: equal weights, and the
+seconds of a round.
 
     python benchmarks/flower_simulation.py [METHOD ...]      # needs: pip install 'flwr[simulation]'
 
-Prints a table. One core for Flower's actors and one thread for the sequential engine; the app's start (seconds in which
-SuperLink, Ray and torch are loaded) is not counted, only the rounds as the server measures them.
+Every method is an app that `fedkeel deploy init` wrote, started by `flwr run` on one SuperLink; one core for Flower's actors
+and one thread for the sequential engine. Rows are kept in results/flower_simulation.jsonl, so that a second call runs only
+what is missing; results/flower_simulation.md is made from them.
 """
+# ruff: noqa: E402
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 import os
 import re
@@ -16,75 +21,142 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from ray.cluster_utils import Cluster
 from safetensors.torch import load_file
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.flower_network import BIN, call, environment, free_port, wait_for
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.flower_network import BIN, environment, flwr, free_port, wait_for, warm_commands
 
+import fedkeel as fk
 from fedkeel.config import RunConfig, resolve, run
 from fedkeel.deploy.project import init
 
-METHODS = ["fedavg", "scaffold", "fedlada", "fadamgt", "padamfed", "gradma"]
-TASK = {"clients": 20, "cohort": 5, "rounds": 10, "local_steps": 10, "model": "mlp", "concentration": 0.5}
+ROWS, PAGE = ROOT / "results/flower_simulation.jsonl", ROOT / "results/flower_simulation.md"
+TASK = {"clients": 6, "cohort": 4, "rounds": 10, "local_steps": 10, "model": "mlp", "concentration": 0.5}
+SECONDS = 300  # for one method
 
 
-def median_round(directory: Path) -> float:
-    """Median seconds of a round, without the first, in which processes warm up."""
+def config_of(name: str) -> RunConfig:
+    """The run of a method at its defaults; those made for full participation are told that this is not."""
+    partial = {"allow_partial": True} if hasattr(fk.algorithm(name), "allow_partial") else {}
+    return resolve(RunConfig(algorithm=name, engine="sequential", hyperparameters=partial, **TASK))
+
+
+def fastest_round(directory: Path) -> float:
+    """Seconds of the fastest round but the first: on a shared machine the others tell who else was there."""
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return statistics.median(row["seconds"] for row in rows[1:])
+    return float(min(row["seconds"] for row in rows[1:]))
 
 
-def in_flower(folder: Path, app: Path, env: dict[str, str], clients: int) -> float:
-    """Runs the app; seconds from the command to the result."""
-    start = time.monotonic()
-    federation = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-num-cpus=1"
-    told = call([str(BIN / "flwr"), "run", str(app), "sim", "--federation-config", federation], env, folder)
-    number = re.findall(r"run (\d+)", told)[0]
+@contextlib.contextmanager
+def superlink(folder: Path) -> Iterator[dict[str, str]]:
+    """A SuperLink with Flower's simulation runtime, known to `flwr` as "sim" -> the environment of its commands.
+
+    Its simulations are forked from a process that has loaded torch, and share a Ray cluster: starts are no part of a round.
+    """
+    home, port, running = folder / "flwr", free_port(), []
+    env = environment(home)
+    home.mkdir()
+    (home / "config.toml").write_text(f'[superlink.sim]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    os.environ |= {"RAY_worker_niceness": "0"}  # Ray's default is to let everybody else on the machine go first
+    ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    env["RAY_ADDRESS"] = ray.address
+    warm = warm_commands(folder, env)
+    link = [str(BIN / "flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
+    link.append("--disable-runtime-dependency-installation")
+    try:
+        for command, sign in ((warm, "ready for orders"), (link, "Uvicorn running")):
+            log = folder / f"{len(running)}.log"
+            with open(log, "wb") as file:
+                running.append(subprocess.Popen(command, env=env, cwd=folder, stdout=file, stderr=file))
+            wait_for(lambda log=log, sign=sign: sign in log.read_text(), 120, f"{command} does not start")
+        yield env
+    finally:
+        for process in running:
+            process.terminate()
+            process.wait(timeout=30)
+        ray.shutdown()
+
+
+def in_flower(app: Path, env: dict[str, str]) -> None:
+    """Runs the app to its end."""
+    federation = f"num-supernodes={TASK['clients']} client-resources-num-cpus=1"
+    number = re.findall(r"run (\d+)", flwr(env, "run", str(app), "sim", "--federation-config", federation))[0]
+
+    end = time.monotonic() + SECONDS
     while not (app / "run/summary.json").exists():
-        time.sleep(2)
-        status = json.loads(call([str(BIN / "flwr"), "list", "sim", "--run-id", number, "--format", "json"], env, folder))
-        if status["runs"][0]["status"] == "finished:failed":
-            raise RuntimeError(call([str(BIN / "flwr"), "log", number, "sim", "--show"], env, folder)[-3000:])
-    return time.monotonic() - start
+        with contextlib.suppress(TimeoutError):  # Flower's own commands would take time from the rounds
+            wait_for((app / "run/summary.json").exists, 30, "")
+            break
+        status = json.loads(flwr(env, "list", "sim", "--run-id", number, "--format", "json"))["runs"][0]["status"]
+        if status == "finished:failed" or time.monotonic() > end:
+            raise RuntimeError(f"{status}: {flwr(env, 'log', number, 'sim', '--show').strip()[-300:]}")
+
+
+def measure(name: str, folder: Path, env: dict[str, str]) -> dict[str, Any]:
+    config, here, app = config_of(name), folder / f"here-{name}", folder / f"app-{name}"
+    start = time.monotonic()
+    run(config, here, progress=False)
+    init(app, here)
+    in_flower(app, env)
+    ours, theirs = (load_file(z / "model.safetensors") for z in (here, app / "run"))
+    return {
+        "method": name,
+        "equal": all(torch.equal(ours[key], theirs[key]) for key in ours),
+        "flower": fastest_round(app / "run"),
+        "sequential": fastest_round(here),
+        "seconds": time.monotonic() - start,
+        "load": os.getloadavg()[0],
+    }
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    good = [row for row in rows if "error" not in row]
+    same = sum(row["equal"] for row in good)
+    ratios = sorted(row["flower"] / row["sequential"] for row in good)
+    spread = f"{statistics.median(ratios):.1f} times as long (median of the methods; {ratios[0]:.1f} to {ratios[-1]:.1f})"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("flwr", "ray", "torch"))
+    task = "{clients} clients, {cohort} per round, {rounds} rounds, {local_steps} local steps, MLP on digits".format(**TASK)
+    lines = [
+        "# The same app in Flower's simulation, every method",
+        "",
+        f"`python benchmarks/flower_simulation.py`; {versions}; {task}; one actor of one core, on a shared machine.",
+        f"{same} of {len(rows)} methods end with the weights of fedkeel's own engine, bit for bit. A round takes {spread}",
+        "as with `sequential`: as the server measures it, the fastest of the run, without the start of processes.",
+        "",
+        "| method | weights | a round in Flower | sequential | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['method']} | not run: {row['error']} | | | |")
+            continue
+        rounds = f"{row['flower']:.3f} s | {row['sequential']:.3f} s | {row['flower'] / row['sequential']:.1f}"
+        lines.append(f"| {row['method']} | {'equal' if row['equal'] else 'DIFFERENT'} | {rounds} |")
+    return "\n".join([*lines, ""])
 
 
 def main() -> None:
-    methods = sys.argv[1:] or METHODS
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    known = {row["method"]: row for row in rows if row["task"] == TASK}
+    missing = [name for name in sys.argv[1:] or fk.algorithms() if name not in known or sys.argv[1:]]
     folder = Path(tempfile.mkdtemp(prefix="fedkeel-flower-"))
-    env, port = environment(folder / "flwr"), free_port()
-    (folder / "flwr").mkdir()
-    (folder / "flwr/config.toml").write_text(f'[superlink.sim]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-    words = ["--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    log = folder / "superlink.log"
-    with open(log, "wb") as file:
-        command = [str(BIN / "flower-superlink"), *words, "--disable-runtime-dependency-installation"]
-        link = subprocess.Popen(command, env=env, cwd=folder, stdout=file, stderr=file)
-    try:
-        wait_for(lambda: "Uvicorn running" in log.read_text(), 120, "the SuperLink does not start")
-        print(f"{TASK}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
-        print(
-            "| method | a round in Flower's simulation | sequential | ratio | whole run in Flower | sequential | weights |"
-        )
-        print("|---|---|---|---|---|---|---|")
-        for name in methods:
-            config = resolve(RunConfig(algorithm=name, engine="sequential", **TASK))
-            start = time.monotonic()
-            run(config, folder / f"here-{name}", progress=False)
-            here = time.monotonic() - start
-            app = folder / f"app-{name}"
-            init(app, folder / f"here-{name}")
-            whole = in_flower(folder, app, env, config.clients)
-            theirs, ours = median_round(app / "run"), median_round(folder / f"here-{name}")
-            a, b = (load_file(z / "model.safetensors") for z in (folder / f"here-{name}", app / "run"))
-            same = "equal" if all(torch.equal(a[key], b[key]) for key in a) else "DIFFERENT"
-            rounds = f"{theirs:.3f} s | {ours:.3f} s | {theirs / ours:.1f}"
-            print(f"| {name} | {rounds} | {whole:.0f} s | {here:.1f} s | {same} |", flush=True)
-    finally:
-        link.terminate()
-        link.wait(timeout=30)
+    with superlink(folder) if missing else contextlib.nullcontext({}) as env:
+        for name in missing:
+            try:
+                row = measure(name, folder, env)
+            except (ValueError, RuntimeError, TimeoutError) as error:
+                row = {"method": name, "error": " ".join(str(error).split())}
+            known[name] = row | {"task": TASK}
+            ROWS.write_text("".join(json.dumps(known[one]) + "\n" for one in sorted(known)))
+            PAGE.write_text(page([known[one] for one in sorted(known)]))
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

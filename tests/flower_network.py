@@ -19,6 +19,7 @@ from tests.flower_warm import COMMANDS
 
 BIN = Path(sys.executable).parent
 SOURCE = Path(__file__).parents[1] / "src"
+PATIENT = (sys.executable, str(Path(__file__).parent / "flower_patient.py"))
 
 
 def free_port() -> int:
@@ -49,6 +50,46 @@ def call(words: list[str], env: dict[str, str], cwd: Path | None = None, seconds
     return done.stdout
 
 
+def flwr(env: dict[str, str], *words: str) -> str:
+    """What a command of Flower's prints; in a fork of this process, since loading Flower takes seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Flower's own
+        from flwr.cli.app import app
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            os.dup2(writing, 1)
+            os.dup2(writing, 2)
+            os.environ.update(env)
+            sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = open(1, "w", closefd=False)  # noqa: SIM115
+            warnings.simplefilter("ignore")
+            code = app(list(words), standalone_mode=False) or 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    os.close(writing)
+    with open(reading) as file:
+        text = file.read()
+    if os.waitpid(child, 0)[1]:
+        raise RuntimeError(f"flwr {' '.join(words)} failed: {text}")
+    return text
+
+
+def warm_commands(folder: Path, env: dict[str, str]) -> list[str]:
+    """Puts commands in front of Flower's own on the PATH which are quicker: see flower_warm.py, and what must run for it."""
+    commands, fifo = folder / "bin", folder / "orders"
+    commands.mkdir()
+    os.mkfifo(fifo)
+    for name in COMMANDS:
+        (commands / name).write_text(f'#!/bin/sh\nprintf "%s\\n" "{name} $*" > {fifo}\n')
+        (commands / name).chmod(0o755)
+    env["PATH"] = f"{commands}:{env['PATH']}"
+    return [sys.executable, str(Path(__file__).parent / "flower_warm.py"), str(fifo)]
+
+
 class Network:
     def __init__(self, folder: Path) -> None:
         self.folder, self.keys, self.home = folder, folder / "keys", folder / "flwr"
@@ -57,7 +98,7 @@ class Network:
         self.port = free_port()
         self.keys.mkdir(parents=True)
         self.home.mkdir()
-        self._warm()
+        self.start("warm", *warm_commands(folder, self.env))
         self._certificates()
         connection = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
         (self.home / "config.toml").write_text(f'[superlink]\ndefault = "net"\n\n[superlink.net]\n{connection}')
@@ -66,6 +107,7 @@ class Network:
         where = ["--host", "127.0.0.1", "--port", str(self.port)]
         self.start(
             "superlink",
+            *PATIENT,
             "flower-superlink",
             *where,
             *tls,
@@ -74,17 +116,6 @@ class Network:
         )
         wait_for(lambda: "Uvicorn running" in self.log("superlink"), 120, "the SuperLink does not start")
         wait_for(lambda: "ready for orders" in self.log("warm"), 120, "the processes that are to be forked do not start")
-
-    def _warm(self) -> None:
-        """Commands of Flower that are quicker than its own: see flower_warm.py."""
-        commands, fifo = self.folder / "bin", self.folder / "orders"
-        commands.mkdir()
-        os.mkfifo(fifo)
-        for name in COMMANDS:
-            (commands / name).write_text(f'#!/bin/sh\nprintf "%s\\n" "{name} $*" > {fifo}\n')
-            (commands / name).chmod(0o755)
-        self.start("warm", sys.executable, str(Path(__file__).parent / "flower_warm.py"), str(fifo))
-        self.env["PATH"] = f"{commands}:{self.env['PATH']}"
 
     def _certificates(self) -> None:
         new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
@@ -116,7 +147,7 @@ class Network:
         words = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--node-config", config]
         words += ["--root-certificates", str(self.keys / "ca.crt")]
         words += ["--auth-supernode-private-key", str(self.key(name))] if key else []
-        self.start(name, "flower-supernode", *words)
+        self.start(name, *PATIENT, "flower-supernode", *words)
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -124,31 +155,7 @@ class Network:
         process.wait()
 
     def flwr(self, *words: str) -> str:
-        """What a command of Flower's prints; in a fork of this process, since loading Flower takes seconds."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Flower's own
-            from flwr.cli.app import app
-        reading, writing = os.pipe()
-        if (child := os.fork()) == 0:
-            code = 1
-            try:
-                os.dup2(writing, 1)
-                os.dup2(writing, 2)
-                os.environ.update(self.env)
-                sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = open(1, "w", closefd=False)  # noqa: SIM115
-                warnings.simplefilter("ignore")
-                code = app(list(words), standalone_mode=False) or 0
-            except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else 1
-            finally:
-                sys.stdout.flush()
-                os._exit(code)
-        os.close(writing)
-        with open(reading) as file:
-            text = file.read()
-        if os.waitpid(child, 0)[1]:
-            raise RuntimeError(f"flwr {' '.join(words)} failed: {text}")
-        return text
+        return flwr(self.env, *words)
 
     def run(self, app: Path, **config: Any) -> int:
         """Starts a run of the app; its number."""
@@ -169,9 +176,9 @@ class Network:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def wait_for(ready: Any, seconds: float, otherwise: str) -> None:
+def wait_for(ready: Any, seconds: float, otherwise: str, pause: float = 0.5) -> None:
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:
             raise TimeoutError(otherwise)
-        time.sleep(0.5)
+        time.sleep(pause)

@@ -1,5 +1,5 @@
-"""Stands in for the commands `flwr-clientapp` and `flwr-serverapp`, which Flower starts anew for every message: forks a
-process that has torch and flwr loaded, since loading them takes longer than all that is tested.
+"""Stands in for the commands `flwr-clientapp`, `flwr-serverapp` and `flwr-simulation`, which Flower starts anew for every
+message or run: forks a process that has torch and flwr loaded, since loading them takes longer than all that is tested.
 
     python tests/flower_warm.py FIFO        # reads lines `COMMAND ARGUMENT ...` and runs each in a process of its own
 """
@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 
-COMMANDS = ("flwr-clientapp", "flwr-serverapp")
+COMMANDS = ("flwr-clientapp", "flwr-serverapp", "flwr-simulation")
 
 
 def main() -> None:

@@ -400,6 +400,14 @@ def test_modifiers_are_refused_with_a_reason(fed, tmp_path):
     with pytest.raises(ValueError, match="not a Flower strategy"):
         make_grid(fed, "fedavg", tmp_path, mods=[fixedclipping_mod])
 
+    def secaggplus_mod(*_: Any) -> None: ...  # Flower's own lies where its next release may have none
+
+    for name, why in [("fednova", "not just at their weighted sums"), ("fedavg", "older strategies only")]:
+        with pytest.raises(ValueError, match=f"secaggplus_mod is not valid for {name}: .*{why}"):
+            make_grid(fed, name, tmp_path, mods=[secaggplus_mod])
+    with pytest.raises(ValueError, match="function is not known to leave uploads as they are"):
+        make_grid(fed, "fedavg", tmp_path, mods=[type("Mod", (), {"__name__": "function"})()])
+
 
 def test_local_differential_privacy_clips_what_a_client_sends(fed, tmp_path, monkeypatch):
     quiet = LocalDpMod(clipping_norm=1e-2, sensitivity=0.0, epsilon=1.0, delta=1e-5)

@@ -69,6 +69,10 @@ def test_the_app_trains_what_the_run_trained(finished, tmp_path, monkeypatch):
     a, b = load_file(finished / "model.safetensors"), load_file(app / "run/model.safetensors")
     assert all(torch.equal(a[key], b[key]) for key in a)
     assert json.loads((app / "run/summary.json").read_text())["engine"] == "flower"
+    assert cli("report", str(app / "run")) == 0
+    page = (app / "run/report.html").read_text()
+    assert "flower" in page
+    assert "digits" in page
 
 
 def test_a_deployed_run_is_not_resumed_as_a_simulation(finished, tmp_path, capsys):

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
+from fedkeel import cli
 from fedkeel.config import RunConfig
 from tests import test_engines, test_faults
 from tests.processes import until
@@ -41,6 +42,15 @@ def test_an_address_is_for_ray_only() -> None:
         test_faults.train("sequential", ray_address="10.0.0.1:6379")
 
 
+@pytest.mark.parametrize("option", ["--jobs=2", "--tensorboard=x"])
+def test_what_a_study_on_ray_cannot_do_is_refused(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["compare", "--algorithms", "fedavg", "--ray", "local", option, "--out", str(tmp_path / "x")])
+    assert end.value.code == 2
+    assert "is not allowed with ray" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
 ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 pytestmark = [  # Ray's own code leaves files open
@@ -57,7 +67,7 @@ def cluster() -> Iterator[Any]:
     """One node with two cores, which all tests share."""
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # nothing is sent; not behind all others
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     made.idle = []  # for `warm`
     disconnect = engine.connect(made.address)
@@ -126,6 +136,19 @@ def test_a_run_goes_from_one_engine_to_the_other(warm: None, tmp_path: Path) -> 
     test_faults.train("sequential", rounds=2, out=tmp_path, resume=True)
     run = test_faults.train("ray", out=tmp_path, resume=True)
     same(run, test_faults.train())
+
+
+@pytest.mark.slow
+def test_data_travel_once_and_what_the_server_sends_once_a_round(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    puts: list[Any] = []
+    put = ray.put
+    monkeypatch.setattr(engine.ray, "put", lambda z: puts.append(z) or put(z))
+    fed = test_faults.FED
+    test_faults.train("ray", rounds=3)
+    setup, data, *sent = puts
+    assert len(sent) == 3
+    assert data["x"][0].nbytes == fed.x.nbytes
+    assert bytes(data["x"][0]) not in setup
 
 
 # Faults ---------------------------------------------------------------------------------------------------------------

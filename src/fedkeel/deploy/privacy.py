@@ -83,6 +83,7 @@ def protected(algo: Algorithm, mods: Sequence[Any]) -> tuple[list[Any], bool]:
     """Flower's modifiers, fitted to our messages, and whether any of them protects privacy; refuses what is not valid."""
     fitted, protects = [], False
     for mod in mods:
+        name = getattr(mod, "__name__", type(mod).__name__)
         if isinstance(mod, LocalDpMod):
             if why := no_noise(algo):
                 raise ValueError(f"mods: LocalDpMod is not valid for {algo.name}: {why}")
@@ -90,13 +91,15 @@ def protected(algo: Algorithm, mods: Sequence[Any]) -> tuple[list[Any], bool]:
             protects = True
         elif mod in CENTRAL:
             raise ValueError(
-                f"mods: {mod.__name__} works only with Flower's strategy that adds the noise on the server, and fedkeel's "
+                f"mods: {name} works only with Flower's strategy that adds the noise on the server, and fedkeel's "
                 "server is not a Flower strategy; use LocalDpMod"
             )
+        elif name.startswith("secagg"):
+            why = needs_each(algo) or "Flower has it for its older strategies only, not for the messages that are used here"
+            raise ValueError(f"mods: {name} is not valid for {algo.name}: {why}")
         elif mod in HARMLESS:
             fitted.append(mod)
         else:
-            name = getattr(mod, "__name__", type(mod).__name__)
             raise ValueError(f"mods: {name} is not known to leave uploads as they are; see docs/deploy.md")
     return fitted, protects
 

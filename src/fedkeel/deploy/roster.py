@@ -12,11 +12,13 @@ from fedkeel.deploy.messages import Hello, Refused
 from fedkeel.engine.sequential import describe
 
 POLL = (0.01, 1.0)  # seconds between two looks for answers: at first, and at most
+MOST = 1 << 40  # samples of a client; with a larger number the sum over all could overflow
 HELLO = f"{MessageType.QUERY}.hello"
 
 
 class Roster:
-    """Clients and their nodes, learnt from the nodes themselves. A node is asked once, without waiting for its answer."""
+    """Clients and their nodes, learnt from the nodes themselves. A node is asked whenever it connects, and nobody waits for
+    its answer."""
 
     def __init__(self, grid: Grid, N: int, say: Callable[[str], None]) -> None:
         self.grid, self.N, self.say = grid, N, say
@@ -28,6 +30,8 @@ class Roster:
     def look(self) -> dict[int, int]:
         """The clients that are connected now -> their nodes."""
         present = set(self.grid.get_node_ids())
+        self._answered &= present  # a node that comes back may have been restarted as another client
+        self._asked = {node: sent for node, sent in self._asked.items() if node in present}
         self._ask(sorted(present - self._answered - set(self._asked)))
         nodes = {sent: node for node, sent in self._asked.items()}
         for sent, reply in answers(self.grid, list(nodes)):
@@ -65,15 +69,17 @@ class Roster:
             told = Hello.read(reply.content)
             if not 0 <= told.client < self.N:
                 raise Refused(f"it says that it is client {told.client}; they go from 0 to {self.N - 1}")
-            if told.samples < 1 or self.samples.setdefault(told.client, told.samples) != told.samples:
+            if not 0 < told.samples <= MOST:
+                raise Refused(f"it says that client {told.client} has {told.samples} samples")
+            if self.samples.setdefault(told.client, told.samples) != told.samples:
                 raise Refused(
-                    f"it says that client {told.client} has {told.samples} samples, not {self.samples.get(told.client)}"
+                    f"it says that client {told.client} has {told.samples} samples, not {self.samples[told.client]}"
                 )
         except Exception as error:
             return self.say(f"node {node} is not used: {describe(error)}")
-        if told.client in self.node_of:
-            self.say(f"client {told.client} is now node {node}, it was {self.node_of[told.client]}")
-        self.node_of[told.client] = node
+        if (before := self.node_of.get(told.client, node)) != node:
+            self.say(f"client {told.client} is now node {node}, it was {before}")
+        self.node_of = {client: z for client, z in self.node_of.items() if z != node} | {told.client: node}
 
 
 def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[tuple[int, Message | Exception]]:

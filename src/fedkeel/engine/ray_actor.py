@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import itertools
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +21,7 @@ from fedkeel.core.flat import FlatModel
 from fedkeel.data.federation import Federation
 from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.sequential import Stack, describe
-from fedkeel.engine.work import Work
+from fedkeel.engine.work import Samples, Work
 
 
 def as_bytes(z: Tensor) -> np.ndarray:
@@ -134,10 +137,10 @@ class Actor:
         up, losses, statistics = Stack(self.up[stage], n), [0.0] * n, buffers.new_zeros(n, len(buffers))
         mem = None if self.initial is None else Stack(self.initial, n)
         faults = {}
-        for j, task in enumerate(tasks):
+        for j, (task, samples) in enumerate(zip(tasks, self._samples(t, tasks), strict=False)):
             record = self.initial if task.mem is None else record_of(task.mem, self.initial)
             try:
-                result = self.work.one(stage, t, task.client, task.K, task.drawn, down, buffers, record)
+                result = self.work.one(stage, t, task.client, task.K, task.drawn, down, buffers, record, samples)
             except Exception as error:  # whatever a client's code raises is that client's fault
                 faults[j] = describe(error)
                 continue
@@ -148,3 +151,10 @@ class Actor:
         rows = [record_bytes(up.record), [] if mem is None else record_bytes(mem.record), [as_bytes(statistics)]]
         up, mem, statistics = ([z.reshape(n, -1) for z in group] for group in rows)
         return Answer(up, mem, statistics[0], losses, faults, time.perf_counter() - start)
+
+    def _samples(self, t: int, tasks: list[Task]) -> Iterator[Samples | None]:
+        """What each client sees, fetched for several together; None where that failed: each by itself, then, to find out
+        whose data it is."""
+        with contextlib.suppress(Exception):
+            yield from self.work.samples(t, [task.client for task in tasks], [task.K for task in tasks])
+        yield from itertools.repeat(None)

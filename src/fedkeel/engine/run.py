@@ -89,6 +89,10 @@ def peak_memory() -> float | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
+class Busy(ValueError):
+    """Another process is training in the run's directory."""
+
+
 class RunDirectory:
     """config.toml, metrics.jsonl, checkpoint, client memory, model and summary.json of one run."""
 
@@ -115,7 +119,7 @@ class RunDirectory:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):  # the others: a file system that has no locks
-                raise ValueError(f"out: another process is training in {self.path}") from None
+                raise Busy(f"out: another process is training in {self.path}") from None
 
     def begin(self, config: dict[str, Any], history: list[dict[str, Any]]) -> None:
         write_atomically(self.path / "config.toml", tomli_w.dumps(_plain(config)).encode())

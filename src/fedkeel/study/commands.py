@@ -169,6 +169,11 @@ def _carry_out(
     if shared.jobs is not None and shared.jobs < 1:
         raise ValueError(f"jobs = {shared.jobs} is not allowed; it must be a whole number >= 1")
     asked = {name: getattr(shared, name) for name in trackers.TRACKERS if getattr(shared, name) is not None}
+    if shared.ray is not None and (asked or shared.jobs is not None):
+        name = next(iter(asked), "jobs")
+        raise ValueError(
+            f"{name} is not allowed with ray: runs go to all cores of the cluster, and send no rows until they end"
+        )
     trackers.check(asked)
     study = Study.read(file)
     options: dict[str, Any] = {"fresh": shared.fresh, "jobs": shared.jobs, "ray": shared.ray, "trackers": asked}

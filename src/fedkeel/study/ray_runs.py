@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from fedkeel import config as runs
 from fedkeel.config import RunConfig
 from fedkeel.engine.checkpoint import guarded, write_atomically
+from fedkeel.engine.run import Busy
 from fedkeel.engine.sequential import describe
 
 RESULTS = ("config.toml", "metrics.jsonl", "model.safetensors", "summary.json")  # the last one makes a run complete
+PATIENCE = 120.0  # seconds in which the lock of a process on a dead node must have ended, also on a network's file system
 
 
 def run_all(
@@ -70,8 +73,21 @@ def _run(values: dict[str, Any], mark: Path, fresh: bool) -> dict[str, bytes]:
     how = "sequential" if config.engine in ("auto", "processes", "ray") else config.engine
     config = config.changed(engine=how, ray_address="local")
     if mark.exists():
-        runs.run(config, mark.parent, resume=True, progress=False, fresh=fresh)
+        _run_there(config, mark.parent, fresh)
         return {}
     with tempfile.TemporaryDirectory(prefix="fedkeel-") as place:
         runs.run(config, place, progress=False)
         return {file: (Path(place) / file).read_bytes() for file in RESULTS}
+
+
+def _run_there(config: RunConfig, out: Path, fresh: bool) -> None:
+    """One run in its own directory, once the process of a dead node that may still hold it is gone."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            runs.run(config, out, resume=True, progress=False, fresh=fresh)
+            return
+        except Busy:
+            if time.monotonic() > end:
+                raise
+            time.sleep(1.0)

@@ -12,6 +12,7 @@ from typing import Any
 from fedkeel import config as runs
 from fedkeel import directory
 from fedkeel.engine.checkpoint import guarded, write_atomically
+from fedkeel.fields import SETTINGS
 from fedkeel.study import svg
 from fedkeel.study.cells import as_latex
 from fedkeel.study.figures import Figure, figures
@@ -50,15 +51,30 @@ def results_of(path: Path) -> dict[str, Any]:
 
 def _single(path: Path) -> dict[str, Any]:
     """A run as a study of one."""
-    config = runs.stored(path)
     history = directory.history(path)
     if not history:
         raise ValueError(f"report: the run in {path} has no complete round")
+    told = runs.read_toml(path / "config.toml")
+    config = _of_objects(told) if "note" in told else runs.stored(path)
+    config = config.changed(engine="auto")  # who ran the clients, a network perhaps, is no setting of a study
     task = config.model_dump(exclude_unset=True, exclude={"algorithm", "hyperparameters", "seed"})
     methods = {config.algorithm: dict(config.hyperparameters)}
     study = Study.read({key: z for key, z in task.items() if z is not None} | {"methods": methods, "seeds": [config.seed]})
     found = Found(study.branches[0], outcomes=[Outcome(config.algorithm, config.seed, history)])
-    return collect(study, [found], f"fedkeel report {path}")
+    results = collect(study, [found], f"fedkeel report {path}")
+    shown = results["task"] | {"engine": told.get("engine", "auto")}
+    if "note" in told:  # no name of data or model that are mere defaults
+        shown = {key: z for key, z in told.items() if key not in ("note", "algorithm", "seed")}
+    return results | {"task": shown}
+
+
+def _of_objects(told: Mapping[str, Any]) -> runs.RunConfig:
+    """The settings of a run whose model and data have no names, such as a deployed one with data of its own."""
+    method = dict(told["algorithm"])
+    left_out = ("algorithm", *(["local_epochs"] if "local_steps" in told else []))  # of which it then is a mere default
+    known = {key: z for key, z in told.items() if key in SETTINGS and key not in left_out and not isinstance(z, list)}
+    clients = max(int(known.get("cohort", 1)), SETTINGS["clients"].default)  # how many there were is not told
+    return runs.RunConfig(algorithm=method.pop("name"), hyperparameters=method, clients=clients, **known)
 
 
 def write_report(results: Mapping[str, Any], out: Path, png: bool = False) -> Path:
