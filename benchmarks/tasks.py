@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 TESTED = 10_000  # test samples at most
-CACHE, TABLE = Path("results/tasks.jsonl"), Path("results/tasks.md")
+CACHE, TABLE, FINDINGS = (Path("results") / name for name in ("tasks.jsonl", "tasks.md", "tasks.findings.md"))
 
 DIRICHLET = {"split": "dirichlet_per_class", "clients": 100, "concentration": 0.1, "cohort": 10}
 # Half the clients in a round: with fewer, whichever class has more of them in a round decides what all texts are taken for.
@@ -104,6 +104,7 @@ def write(done: dict[str, dict[str, Any]]) -> None:
         "included) and memory (the largest process) are of a 2-core machine that was busy with other work.\n\n"
         + table([done[name] for name in TASKS if name in done])
         + (f"\n\nNot run yet: {missing}.\n" if missing else "\n")
+        + (f"\n{FINDINGS.read_text()}" if FINDINGS.exists() else "")
     )
 
 
