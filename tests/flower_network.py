@@ -78,6 +78,12 @@ def flwr(env: dict[str, str], *words: str) -> str:
     return text
 
 
+def status(env: dict[str, str], superlink: str, run: int) -> str:
+    """What Flower says of a run, "finished:failed" for example; "unknown" if the SuperLink had no time to answer."""
+    told = json.loads(flwr(env, "list", superlink, "--run-id", str(run), "--format", "json"))
+    return str(told["runs"][0]["status"]) if "runs" in told else "unknown"
+
+
 def warm_commands(folder: Path, env: dict[str, str]) -> list[str]:
     """Puts commands in front of Flower's own on the PATH which are quicker: see flower_warm.py, and what must run for it."""
     commands, fifo = folder / "bin", folder / "orders"
@@ -163,7 +169,7 @@ class Network:
         return int(re.findall(r"run (\d+)", self.flwr("run", str(app), "net", "-c", overrides))[0])
 
     def status(self, run: int) -> str:
-        return str(json.loads(self.flwr("list", "net", "--run-id", str(run), "--format", "json"))["runs"][0]["status"])
+        return status(self.env, "net", run)
 
     def stop(self) -> None:
         for process in self.processes.values():

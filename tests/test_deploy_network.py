@@ -146,13 +146,16 @@ def rows(out: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def ended(network: Network, run: int, out: Path, seconds: float) -> bool:
-    """Waits for the end of a run: has it completed?"""
+def end_of(network: Network, run: int, out: Path, seconds: float) -> str:
+    """Waits for the end of a run; how it ended."""
+    told: list[str] = []
     wait_for(
-        lambda: network.status(run).startswith("finished"), seconds, f"{out.name} has no end: {network.log('warm')[-3000:]}"
+        lambda: told.append(network.status(run)) or told[-1].startswith("finished"),
+        seconds,
+        f"{out.name} has no end: {network.log('warm')[-3000:]}",
     )
-    assert (network.status(run) == "finished:completed") == (out / "summary.json").exists()
-    return (out / "summary.json").exists()
+    assert (told[-1] == "finished:completed") == (out / "summary.json").exists()
+    return told[-1]
 
 
 def test_a_node_that_is_not_authenticated_is_refused(network):
@@ -168,7 +171,7 @@ def test_a_node_that_is_not_authenticated_is_refused(network):
 def test_six_methods_have_the_bits_of_the_simulator(name, network, fed):
     out = network.folder / f"run-{name}"
     run = network.run(network.folder / "app", out=str(out), algorithm=name, min_clients=N)  # who is late is asked again
-    assert ended(network, run, out, 900), network.log("warm")[-3000:]
+    assert end_of(network, run, out, 900) == "finished:completed", network.log("warm")[-3000:]
     here = fk.train(model, fed, name, cohort=4, engine="sequential", progress=False, **SETTINGS)
     there = load_file(out / "model.safetensors")
     for key, z in here.model.state_dict().items():
@@ -181,8 +184,7 @@ def test_a_run_in_which_every_client_fails_ends_as_failed(network):
     """As Flower tells it, too: its own strategies end such a run as a success, with an untrained model."""
     out = network.folder / "run-failed"
     run = network.run(network.folder / "app", algorithm="fedavg", lr=1e38, out=str(out), patience=0.1)
-    assert not ended(network, run, out, 300)
-    assert network.status(run) == "finished:failed"
+    assert end_of(network, run, out, 900) == "finished:failed"
     told = network.flwr("log", str(run), "net", "--show")
     assert all(f"client {i} is dropped: NotFinite" in told for i in range(N))
     assert "0 of 4 clients answered" in told
@@ -197,7 +199,7 @@ def test_garbage_a_kill_and_a_restart(network, fed):
     network.kill("node3")  # in round 2
     wait_for(lambda: len(rows(out)) >= 4, 600, "rounds 2 and 3 do not end without node 3")
     network.node("node3", node_config(network.folder, 3))  # in round 4
-    assert ended(network, run, out, 900)
+    assert end_of(network, run, out, 900) == "finished:completed"
     found = rows(out)
     for t, why in enumerate(["float32 [649], not float32 [650]", "not finite", "1e+30", "1234 bytes"]):
         assert why in found[t]["faults"]["1"], (t, found[t]["faults"])
