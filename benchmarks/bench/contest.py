@@ -19,6 +19,9 @@ sys.path.insert(0, str(HERE.parent / "peers"))
 import environments as peers  # noqa: E402  (the same virtual environments as those of compare_weights.py)
 
 PATIENCE = 300  # seconds until a contestant must answer
+# Threads of torch that wait for each other must sleep after a moment: where somebody else has one of the cores, they would
+# spin for minutes.
+CALM = {"GOMP_SPINCOUNT": "10000"}
 Row = dict[str, Any]
 
 
@@ -61,7 +64,7 @@ class Live:
             self.process = subprocess.Popen(
                 [str(python), str(HERE / who.script), section, *who.words],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                env=os.environ | peers.QUIET | {"PYTHONPATH": paths},
+                env=os.environ | peers.QUIET | CALM | {"PYTHONPATH": paths},
             )  # fmt: skip
         self.told = self._answer()
 

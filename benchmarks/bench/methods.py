@@ -20,7 +20,7 @@ from fedkeel.core import steps
 
 Row = dict[str, Any]
 W = WORKLOADS["a"]
-ROUNDS, SKIP = 8, 2
+ROUNDS, SKIP = 6, 2
 COHORTS = [list(range(10)), list(range(10, 20))] * (ROUNDS // 2)
 FORWARD = 1 / 3  # what a forward pass alone costs of a gradient, about
 
@@ -64,12 +64,12 @@ def gradients(fed: fk.Federation, name: str) -> float:
     steps.OneGrad.of = counting(kept[1], lambda self, own, w, *frozen: len(self.y) * (1 + FORWARD * len(frozen)))
     steps.OneGrad.loss = counting(kept[2], lambda self, w: len(self.y) * FORWARD)
     try:
-        run(fed, name, SKIP)
+        run(fed, name, 1)
         before, seen[0] = seen[0], 0.0  # a warm-up, if there is one, is in both
-        run(fed, name, SKIP + 2)
+        run(fed, name, 2)
     finally:
         steps.OneClient._backward, steps.OneGrad.of, steps.OneGrad.loss = kept
-    return (seen[0] - before) / (2 * W.cohort * W.steps * W.batch)
+    return (seen[0] - before) / (W.cohort * W.steps * W.batch)
 
 
 def methods(passes: int, step: Callable[[str], None]) -> Iterator[Row]:
@@ -96,22 +96,18 @@ def section(rows: list[Row]) -> str:
         times = [row["seconds"][0] / row["fedavg"][0] for row in mine]
         count = mine[0]["gradients"]
         told = f"{name}: {statistics.median(times):.2f} x fedavg, {count:.3g} gradients a step"
-        lines.append(Line(told, [z / count for z in times], "<= 1.3"))
+        lines.append(Line(told, [z / max(count, 1) for z in times], "<= 1.3"))  # fedsgd: one step a round
     lines.sort(key=lambda line: -statistics.median(line.ratios))
-    return (
-        "\n".join(
-            [
-                "## (g) Every method on (a)",
-                "",
-                "Time of a round over fedavg's, divided by the gradients that the method computes per local step (counted",
-                "in samples: a full gradient over 600 samples beside 10 steps of 32 is 1.9 more). Sequential, one thread.",
-                f"{sum(bool(line.met) for line in lines)} of {len(lines)} meet the target.",
-                "",
-                HEAD,
-                *map(str, lines),
-                "",
-                *missing,
-            ]
-        ).rstrip()
-        + "\n"
-    )
+    parts = [
+        "## (g) Every method on (a)",
+        "",
+        "Time of a round over fedavg's, divided by the gradients that the method computes per local step, counted in",
+        "samples: a full gradient over 600 of them beside 10 steps of 32 is 1.9 more. Sequential engine, one thread.",
+        f"{sum(bool(line.met) for line in lines)} of {len(lines)} meet the target.",
+        "",
+        HEAD,
+        *map(str, lines),
+        "",
+        *missing,
+    ]
+    return "\n".join(parts).rstrip() + "\n"

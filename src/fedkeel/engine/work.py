@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -180,7 +181,7 @@ class Work:
         if len(numbers[0][1]) < K:
             batches = [self._padded(x, y, rows)] * K
         else:
-            parts = [np.split(mine, np.cumsum(sizes)[:-1]) for mine, (_, sizes) in zip(rows, numbers, strict=True)]
+            parts = [_cut(mine, sizes) for mine, (_, sizes) in zip(rows, numbers, strict=True)]
             # The same shape in every round, so that a compiled gradient is compiled once.
             width = None if self.batch_size is None else min(self.batch_size, self.largest)
             everything = self._padded(x, y, [part[k] for k in range(K) for part in parts], width)
@@ -211,12 +212,15 @@ class Work:
         of: the rows that these are a part of, if the mean is over those.
         """
         width = width or max(map(len, rows))
-        index = np.zeros((len(rows), width), dtype=np.int64)
-        weight = np.zeros((len(rows), width))
-        for j, (mine, whole) in enumerate(zip(rows, of or rows, strict=True)):
-            index[j] = mine[0] if len(mine) else whole[0]
-            index[j, : len(mine)] = mine
-            weight[j, : len(mine)] = 1 / len(whole)
+        if not of and all(len(mine) == width for mine in rows):
+            index, weight = np.stack(rows), np.full((len(rows), width), 1 / width)
+        else:
+            index = np.zeros((len(rows), width), dtype=np.int64)
+            weight = np.zeros((len(rows), width))
+            for j, (mine, whole) in enumerate(zip(rows, of or rows, strict=True)):
+                index[j] = mine[0] if len(mine) else whole[0]
+                index[j, : len(mine)] = mine
+                weight[j, : len(mine)] = 1 / len(whole)
         model, chosen = self.objective.model, torch.from_numpy(index.reshape(-1))
         x, y = self.cast(x.index_select(0, chosen), y.index_select(0, chosen))
         return (
@@ -232,6 +236,11 @@ class Work:
             self._padded(self.fed.x, self.fed.y, [mine[start : start + chunk] for mine in rows], of=rows)
             for start in range(0, max(map(len, rows)), chunk)
         ]
+
+
+def _cut(rows: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Pieces of these sizes; numpy's own split is slower, by a few hundredths of a small round."""
+    return [rows[start:stop] for start, stop in itertools.pairwise(itertools.accumulate(sizes, initial=0))]
 
 
 @contextlib.contextmanager
