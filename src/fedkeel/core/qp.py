@@ -27,6 +27,8 @@ def project(p: Tensor, columns: Sequence[Tensor]) -> Tensor:
     q = _dots([(m, p) for m in columns])  # [..., C]
     if (q >= 0).all():
         return p
+    if p.dim() == 1 and _slide(p, columns, q):
+        return p
     corners, places = _corners(C)
     products = _dots([*((columns[i], columns[j]) for i, j in corners), (p, p)])
     A = products[..., places]  # [..., C, C]
@@ -39,6 +41,21 @@ def project(p: Tensor, columns: Sequence[Tensor]) -> Tensor:
     for m, weight in zip(columns, weights.split_with_sizes([1] * C, -1), strict=True):
         p.addcmul_(m, weight)
     return p
+
+
+def _slide(p: Tensor, columns: Sequence[Tensor], q: np.ndarray) -> bool:
+    """Takes p, in place, to the edge of its most violated constraint, if all others hold there: then that is the answer."""
+    j = int(q.argmin())
+    beside = _dots([(m, columns[j]) for m in columns])  # [C]
+    if not beside[j] > 0:
+        return False
+    z = -q[j] / beside[j]
+    slack = q + z * beside
+    slack[j] = 0.0
+    if not (slack >= 0).all():
+        return False
+    p.add_(columns[j], alpha=z)
+    return True
 
 
 def _dots(pairs: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
