@@ -82,7 +82,8 @@ def contest_lines(section: str, times: Times) -> list[Line]:
     floor = quickest(times, FLOORS)
     for key in FLOORS:
         lines += compared(times, "fedkeel", key, bound if key == floor else "")
-    return lines + compared(times, "sequential", "bare", "" if section == "a" else "<= 1.10")
+    lines += compared(times, "sequential", "bare", "<= 1.10")
+    return lines + (compared(times, "sequential", "fedkeel", ">= 1.7") if section == "a" else [])
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:
