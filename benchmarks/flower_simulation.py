@@ -123,7 +123,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     good = [row for row in rows if "error" not in row]
     same = sum(row["equal"] for row in good)
     ratios = sorted(row["flower"] / row["sequential"] for row in good)
-    spread = f"{statistics.median(ratios):.1f} times as long (median of the methods; {ratios[0]:.1f} to {ratios[-1]:.1f})"
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    spread = f"{middle:.1f} times as long (median of the methods; {low:.1f} to {high:.1f} for the middle half)"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("flwr", "ray", "torch"))
     task = "{clients} clients, {cohort} per round, {rounds} rounds, {local_steps} local steps, MLP on digits".format(**TASK)
     lines = [
@@ -131,7 +132,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         f"`python benchmarks/flower_simulation.py`; {versions}; {task}; one actor of one core, on a shared machine.",
         f"{same} of {len(rows)} methods end with the weights of fedkeel's own engine, bit for bit. A round takes {spread}",
-        "as with `sequential`: as the server measures it, the fastest of the run, without the start of processes.",
+        "as with `sequential`: as the server measures it, the fastest of the run, without the start of processes. A single row",
+        "also tells of who else was on the machine.",
         "",
         "| method | weights | a round in Flower | sequential | ratio |",
         "|---|---|---|---|---|",
@@ -158,8 +160,8 @@ def main() -> None:
                 row = {"method": name, "error": " ".join(str(error).split())}
             known[name] = row | {"task": TASK}
             ROWS.write_text("".join(json.dumps(known[one]) + "\n" for one in sorted(known)))
-            PAGE.write_text(page([known[one] for one in sorted(known)]))
             print(json.dumps(row), flush=True)
+    PAGE.write_text(page([known[one] for one in sorted(known)]))
 
 
 if __name__ == "__main__":
