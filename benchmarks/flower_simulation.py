@@ -124,7 +124,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     same = sum(row["equal"] for row in good)
     ratios = sorted(row["flower"] / row["sequential"] for row in good)
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    spread = f"{middle:.1f} times as long (median of the methods; {low:.1f} to {high:.1f} for the middle half)"
+    spread = f"{middle:.1f} times as long (median of the methods; half of them {low:.1f} to {high:.1f})"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("flwr", "ray", "torch"))
     task = "{clients} clients, {cohort} per round, {rounds} rounds, {local_steps} local steps, MLP on digits".format(**TASK)
     lines = [
@@ -132,8 +132,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         f"`python benchmarks/flower_simulation.py`; {versions}; {task}; one actor of one core, on a shared machine.",
         f"{same} of {len(rows)} methods end with the weights of fedkeel's own engine, bit for bit. A round takes {spread}",
-        "as with `sequential`: as the server measures it, the fastest of the run, without the start of processes. A single row",
-        "also tells of who else was on the machine.",
+        "as with `sequential`: as the server measures it, the fastest of the run, without the start of processes. A single",
+        "row also tells of who else was on the machine.",
         "",
         "| method | weights | a round in Flower | sequential | ratio |",
         "|---|---|---|---|---|",

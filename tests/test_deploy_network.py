@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,8 @@ def hello(message: Message, context: Context) -> Message:
 @client.train()
 def train(message: Message, context: Context) -> Message:
     reply = Node(model, load_data, algorithm(context)).train(message, context)
+    if reply.has_error():
+        return reply
     t = reply.content["fedkeel"]["round"]
     if context.node_config.get("bad") and context.run_config["min_clients"] == 2:
         dx = reply.content["up"]["dx"]
@@ -183,10 +186,10 @@ def test_six_methods_have_the_bits_of_the_simulator(name, network, fed):
 def test_a_run_in_which_every_client_fails_ends_as_failed(network):
     """As Flower tells it, too: its own strategies end such a run as a success, with an untrained model."""
     out = network.folder / "run-failed"
-    run = network.run(network.folder / "app", algorithm="fedavg", lr=1e38, out=str(out), patience=0.1)
+    run = network.run(network.folder / "app", algorithm="fedavg", lr=1e38, out=str(out), patience=30.0)
     assert end_of(network, run, out, 900) == "finished:failed"
     told = network.flwr("log", str(run), "net", "--show")
-    assert all(f"client {i} is dropped: NotFinite" in told for i in range(N))
+    assert all(re.search(f"client {i} is dropped: .*NotFinite", told) for i in range(N)), told
     assert "0 of 4 clients answered" in told
 
 
