@@ -21,6 +21,7 @@ from fedkeel.core.steps import ManyClients, ManyOracle, Objective, OneClient, Wo
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.evaluate import model_input
+from fedkeel.engine.memory import ALIGN
 
 AHEAD = 1 << 24  # bytes of samples that are fetched for several clients together, so that they stay in the cache
 
@@ -114,9 +115,15 @@ class Work:
             yield from self._fetch(rows, sizes)
 
     def _fetch(self, rows: list[np.ndarray], sizes: list[list[int]]) -> Iterator[Samples]:
-        x, y = self.fed.take_rows(np.concatenate(rows) if len(rows) > 1 else rows[0])
+        """Every client's samples begin at a multiple of 64 bytes, as they do if it is alone: products depend on that."""
+        unit = max(ALIGN // math.gcd(z[:1].nbytes or ALIGN, ALIGN) for z in (self.fed.x, self.fed.y))
         counts = [len(mine) for mine in rows]
-        return map(Samples, x.split_with_sizes(counts), y.split_with_sizes(counts), sizes)
+        gaps = [-count % unit for count in counts]
+        parts = [part for mine, gap in zip(rows, gaps, strict=True) for part in (mine, mine[:1].repeat(gap))]
+        x, y = self.fed.take_rows(np.concatenate(parts[:-1]))
+        starts = np.cumsum([0, *(count + gap for count, gap in zip(counts, gaps, strict=True))])
+        for start, count, mine in zip(starts, counts, sizes, strict=False):
+            yield Samples(x[start : start + count], y[start : start + count], mine)
 
     def cast(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Data as the model takes it: prepared, on its device, and in its dtype where they are floating-point numbers."""
