@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedkeel.core.flat import FlatModel
 
@@ -38,6 +37,8 @@ PLAIN |= {nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU}
 
 def record(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """What `function` did with these inputs, to be done with others of the same shapes and strides."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes a second, which short runs should not pay
+
     module = make_fx(lambda *given: function(*given))(*inputs)
     for node in module.graph.nodes:
         source = _same_as(node)
