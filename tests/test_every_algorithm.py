@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.core.algorithm import Plan, down_record, lookup
+from fedkeel.core.algorithm import Algorithm, Plan, algorithm, algorithms, down_record, lookup
 from fedkeel.core.dry import dry_run
 from fedkeel.core.flat import Layers
 from fedkeel.engine.settings import Settings
@@ -319,3 +319,11 @@ def test_bad_hyperparameters_are_refused(name: str) -> None:
 def test_unknown_algorithm_names_its_neighbours() -> None:
     with pytest.raises(ValueError, match="did you mean fedlada"):
         fk.algorithm("fedlda")
+
+
+@pytest.mark.parametrize(("says", "missing"), [("warms_up", "warmup and begin"), ("surveys", "survey and prepare")])
+def test_a_method_that_announces_an_exchange_must_say_what_happens_there(says: str, missing: str) -> None:
+    half = type("Half", (Algorithm,), {says: lambda self, t=0: True})
+    with pytest.raises(TypeError, match=f"half: it defines {says}, so it must define {missing}, too"):
+        algorithm("half", paper="", sends="x", exact=False, family="SGD")(half)
+    assert "half" not in algorithms()

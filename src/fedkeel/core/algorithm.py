@@ -24,6 +24,9 @@ from torch import Tensor
 from fedkeel.core.steps import Steps
 
 Record = Any  # a NamedTuple of tensors
+# Optional exchanges: the method that announces one, and those that are then called.
+HOOKS = {"warms_up": ("warmup", "begin"), "surveys": ("survey", "prepare")}
+UNREACHED = "only called where `warms_up` or `surveys` says so, and then the decorator has checked that it is defined"
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,11 @@ class Algorithm(ABC):
 
     def warmup(self, down: Any, mem: Any, steps: Steps) -> tuple[Record, Record | None]:
         """As `client`, with batches of their own."""
-        raise NotImplementedError
+        raise NotImplementedError(UNREACHED)
 
     def begin(self, s: Any, up: Any, r: Any) -> Record:
         """As `server`, but called for a part of the clients at a time, so it may only add up `r.share`."""
-        raise NotImplementedError
+        raise NotImplementedError(UNREACHED)
 
     def surveys(self, t: int = 0) -> bool:
         """Does round t begin with an exchange of its own, before the local steps? Then `survey` and `prepare` say what
@@ -78,11 +81,11 @@ class Algorithm(ABC):
 
     def survey(self, down: Any, mem: Any, steps: Steps) -> tuple[Record, Record | None]:
         """As `client`."""
-        raise NotImplementedError
+        raise NotImplementedError(UNREACHED)
 
     def prepare(self, s: Any, up: Any, r: Any) -> Record:
         """As `server`."""
-        raise NotImplementedError
+        raise NotImplementedError(UNREACHED)
 
     def draw(self, rng: np.random.Generator, ids: Sequence[int]) -> dict[str, np.ndarray]:
         """Per-client random roles of a round, name -> [S]: `steps.drawn` for clients, `r.drawn` for the server.
@@ -148,6 +151,7 @@ def algorithm(
     """Class decorator that registers a method under `name`; the words are columns of `fedkeel algorithms`."""
 
     def register(cls: A) -> A:
+        _check_hooks(name, cls)
         cls.name = name
         cls.facts = Facts(
             paper=paper,
@@ -169,6 +173,15 @@ def algorithm(
         return cls
 
     return register
+
+
+def _check_hooks(name: str, cls: type[Algorithm]) -> None:
+    """A method that says that it has an exchange of its own must also say what happens there."""
+    for says, needed in HOOKS.items():
+        if getattr(cls, says) is not getattr(Algorithm, says):
+            missing = [hook for hook in needed if getattr(cls, hook) is getattr(Algorithm, hook)]
+            if missing:
+                raise TypeError(f"{name}: it defines {says}, so it must define {' and '.join(missing)}, too")
 
 
 def algorithms() -> list[str]:
