@@ -106,3 +106,20 @@ def test_only_models_whose_operations_are_known_are_recorded():
     frozen.weight.requires_grad_(False)
     patched.forward = lambda x: x
     assert not any(plain(layer) for layer in (hooked, frozen, patched))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_loss_of_the_user_may_change_from_call_to_call(engine):
+    fed = fk.load("digits").split("iid", clients=4)
+    scale = [1.0]
+
+    def loss(output, target):
+        return scale[0] * nn.functional.cross_entropy(output, target)
+
+    def off(row):
+        scale[0] = 0.0  # from the second round on there is nothing to learn
+
+    options = {"cohort": 4, "local_steps": trace.OFTEN + 5, "batch_size": 8, "loss": loss, "engine": engine}
+    one = fk.train(lambda: make_model("mlp", (1, 8, 8), 10), fed, "fedavg", rounds=1, progress=False, **options)
+    two = fk.train(lambda: make_model("mlp", (1, 8, 8), 10), fed, "fedavg", rounds=2, progress=off, **options)
+    assert torch.equal(one.params, two.params)

@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 
 from fedkeel.core.features import Net, OwnLoss
 from fedkeel.core.flat import FlatModel, Layers
-from fedkeel.core.trace import Recorder, Traced, is_plain
+from fedkeel.core.trace import OFTEN, Recorder, Traced, is_plain
 
 Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
 
@@ -34,6 +34,10 @@ class Objective:
     clip: float | None = None
     each: Loss | None = None  # each(output, target) -> [B] the loss of every sample, where it is known
     chunk: int = 1024  # samples per forward pass of a full gradient
+
+    def can_be_recorded(self) -> bool:
+        """Does it do the same operations for all batches of a shape? A loss or layer that we do not know might not."""
+        return self.each is not None and is_plain(self.model)
 
 
 class Steps(ABC):
@@ -104,9 +108,7 @@ class Workspace:
 
     def __init__(self, objective: Objective) -> None:
         self.model = model = objective.model
-        # A loss that we do not know might do something else for every batch.
-        known = objective.each is not None and is_plain(model)
-        self.recorder = Recorder(model, objective.loss) if known else None
+        self.recorder = Recorder(model, objective.loss) if objective.can_be_recorded() else None
         self.gradients: list[tuple[Tensor, list[Tensor]]] = []  # of the first, second, ... call in a step
         self.points: list[Tensor] = []  # the first, second, ... copy that a client asks for
 
@@ -162,11 +164,9 @@ class OneClient(Steps):
 
     def _backward(self, w: Tensor, x: Any, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         self.objective.model.bind(w)
-        if self.workspace.recorder is None:
-            loss, *grads = self._by_autograd(x, y)
-        else:
-            loss, *grads = self.workspace.recorder(x, y, lambda: self._by_autograd(x, y))
-        return loss, tuple(grads)
+        recorder = self.workspace.recorder
+        found = recorder(x, y, lambda: self._by_autograd(x, y)) if recorder else self._by_autograd(x, y)
+        return found[0], found[1:]
 
     def _by_autograd(self, x: Any, y: Tensor) -> tuple[Tensor, ...]:
         model = self.objective.model
@@ -247,10 +247,14 @@ class OneGrad(Grad):
 class ManyOracle:
     """Losses and gradients of many clients at once: parameters [S, d], batches [S, B, ...] and sample weights [S, B]."""
 
-    def __init__(self, objective: Objective, compiled: bool = False) -> None:
+    def __init__(self, objective: Objective, compiled: bool = False, often: int = OFTEN) -> None:
+        """often: calls before one is recorded."""
         self.objective = objective
-        gradient = grad_and_value(self._total, has_aux=True)
-        self.gradient = torch.compile(gradient, dynamic=False) if compiled else Traced(gradient)
+        self.gradient: Callable[..., Any] = grad_and_value(self._total, has_aux=True)
+        if compiled:
+            self.gradient = torch.compile(self.gradient, dynamic=False)
+        elif objective.can_be_recorded():
+            self.gradient = Traced(self.gradient, often)
 
     def value(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """The loss of every client, [S]."""
