@@ -58,7 +58,7 @@ def sweep(
 
     _nothing_else(ctx, "over")
     file = add_axes(_read(study), over or [])
-    if not file["sweep"]:
+    if not file.get("sweep"):
         raise ValueError("over: there is no axis; for example --over lr=1e-4:1:3, or a table [sweep] in the study file")
     _carry_out(ctx, _assembled(file, settings, shared), shared, out)
 
@@ -83,6 +83,7 @@ def reproduce(
             help="Only the columns whose names contain one of these. [dim]E.g. --cases mnist,cifar-10[/dim]", metavar="NAMES"
         ),
     ] = "",
+    over: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUES", help=OVER_HELP, show_default=False)] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Directory of all runs; default runs/NAME. [dim]E.g. --out runs/x[/dim]", show_default=False),
@@ -94,13 +95,13 @@ def reproduce(
     """
     from fedkeel.study import recipe as recipes
     from fedkeel.study import screen
-    from fedkeel.study.edit import choose_cases
+    from fedkeel.study.edit import add_axes, choose_cases
 
-    _nothing_else(ctx, "list", "show", "scale", "cases")
+    _nothing_else(ctx, "list", "show", "scale", "cases", "over")
     if list_ or name is None:
         return screen.recipe_table(recipes.listed())
     recipe = recipes.read(name, scale)
-    file = _assembled(choose_cases(recipe.file, cases), settings, shared)
+    file = _assembled(add_axes(choose_cases(recipe.file, cases), over or []), settings, shared)
     if show:
         import tomli_w
 

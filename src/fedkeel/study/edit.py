@@ -108,7 +108,7 @@ def add_axes(file: File, over: Sequence[str]) -> File:
             )
         else:
             sweep[name.replace("-", "_")] = [literal(z) for z in text.split(",")]
-    return file | {"sweep": sweep}
+    return file | {"sweep": sweep} if sweep else file
 
 
 def change_search(file: File, changes: Sequence[str]) -> File:
