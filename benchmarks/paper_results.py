@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 NUMBERS = ("config.toml", "metrics.jsonl", "summary.json")  # of a run; not its checkpoint
 
 # LeNet-5 stands for ResNet-18, and T is cut, where the paper's scale would take weeks here: the README of a result tells.
-LENET = "--model lenet5 --local-steps 5 --evaluate-every 10"
+LENET = "--model lenet5 --local-steps 5 --batch-size 20 --evaluate-every 10"
 COMMANDS = {
     "gradma-mnist": "reproduce gradma/tab2 --cases mnist --evaluate-every 5 --search rounds=100 --search every=10",
     "gradma-cifar10": "reproduce gradma/tab2 --cases cifar-10 --evaluate-every 10 --search rounds=100 --search every=20 "
@@ -39,10 +39,12 @@ COMMANDS = {
     "--over lr=1e-3:1:2 --evaluate-every 20 --seeds 1",
     "ppf-fig6": "reproduce ppf/fig6 --cases beta --rounds 100 --evaluate-every 5 --seeds 2 "
     "--search rounds=30 --search every=10",
-    "pt-tab1": f"reproduce pt/tab1 --cases cifar-10 {LENET} --rounds 400 --target 0.45",
-    "lada-tab5": f"reproduce lada/tab5 --data cifar10 {LENET} --rounds 300 --seeds 2",
-    "lada-tab10": f"reproduce lada/tab10 {LENET} --rounds 300 --seeds 2",
-    "lada-fig8": f"reproduce lada/fig8 {LENET} --rounds 300 --seeds 2",
+    "pt-tab1": f"reproduce pt/tab1 --cases cifar-10 {LENET} --rounds 300 --target 0.35 --search rounds=100 "
+    "--set fedavg.lr=0.01,0.03,0.1 --set scaffold.lr=0.01,0.03,0.1 --set local-adam.lr=0.0003,0.001,0.003 "
+    "--set fedlada.lr=0.0003,0.001,0.003 --set fadamet.lr=0.0003,0.001,0.003 --set fadamgt.lr=0.0003,0.001,0.003",
+    "lada-tab5": f"reproduce lada/tab5 --data cifar10 {LENET} --rounds 200 --seeds 2",
+    "lada-tab10": f"reproduce lada/tab10 {LENET} --rounds 200 --seeds 2",
+    "lada-fig8": f"reproduce lada/fig8 {LENET} --rounds 200 --seeds 2",
 }
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,15 @@ def test_what_the_command_line_says_wins_over_cases_and_methods():
     assert kept["paper"][0]["values"] == {"fedavg": [2]}
     with pytest.raises(ValueError, match="it must fit one of: A, B b"):
         choose_cases(file, "nothing")
+
+
+def test_a_recipe_with_other_axes_and_a_grid(fedkeel):
+    words = ["--cases", "dirichlet", "--over", "lr=0.01,0.1", "--set", "scaffold-m.beta=0.1,0.3"]
+    code, out, _ = fedkeel("reproduce", "ppf/fig2", "--data", "digits", "--model", "mlp", *words, "--show")
+    file = tomllib.loads(out)
+    assert code == 0
+    assert file["sweep"] == {"lr": [0.01, 0.1]}
+    assert file["methods"]["scaffold-m"]["beta"] == [0.1, 0.3]
 
 
 def test_ranges():

@@ -1,18 +1,21 @@
 """(g) Every registered method on workload (a), one thread: as a multiple of fedavg, and of its own gradients.
 
-A method's rounds are followed by fedavg's, so that a slow spell of the machine slows both. The same 20 clients take part
-again and again, so that the rounds that count find every client's memory made.
+A method and fedavg take turns round by round, so that a slow spell of the machine slows both; of a pass, the fastest rounds
+count. The same 20 clients take part again and again, so that the rounds that count find every client's memory made.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Semaphore
 from typing import Any
 
 import numpy as np
 import torch
 from table import HEAD, Line
+from threadpoolctl import threadpool_limits
 from workloads import WORKLOADS, arrays, prepare
 
 import fedkeel as fk
@@ -20,8 +23,8 @@ from fedkeel.core import steps
 
 Row = dict[str, Any]
 W = WORKLOADS["a"]
-ROUNDS, SKIP = 6, 2
-COHORTS = [list(range(10)), list(range(10, 20))] * (ROUNDS // 2)
+ROUNDS, SKIP = 8, 4  # of a pass; before the first one
+COHORTS = [list(range(10)), list(range(10, 20))]
 FORWARD = 1 / 3  # what a forward pass alone costs of a gradient, about
 
 
@@ -39,13 +42,32 @@ def made(name: str) -> fk.Algorithm:
         return fk.algorithm(name)
 
 
-def run(fed: fk.Federation, name: str, rounds: int = ROUNDS) -> float:
-    """Median seconds of a late round."""
+def run(fed: fk.Federation, name: str, rounds: int, after: Callable[[Row], None] = lambda row: None) -> list[float]:
+    """Seconds of every round."""
     found = fk.train(
-        W.module, fed, made(name), rounds=rounds, cohort=COHORTS[:rounds], local_steps=W.steps, batch_size=W.batch,
-        engine="sequential", evaluate_every=0, progress=False,
+        W.module, fed, made(name), rounds=rounds, cohort=[COHORTS[t % 2] for t in range(rounds)], local_steps=W.steps,
+        batch_size=W.batch, engine="sequential", evaluate_every=0, progress=after,
     )  # fmt: skip
-    return statistics.median(row["seconds"] for row in found.history[SKIP:] or found.history)
+    return [row["seconds"] for row in found.history]
+
+
+def in_turns(fed: fk.Federation, names: tuple[str, str], rounds: int) -> list[list[float]]:
+    """Seconds of every round of two runs that wait for each other after each."""
+    turn = Semaphore(1), Semaphore(0)
+
+    def one(number: int) -> list[float]:
+        def pass_on(row: Row) -> None:
+            turn[1 - number].release()
+            turn[number].acquire()
+
+        turn[number].acquire()
+        try:
+            return run(fed, names[number], rounds, pass_on)
+        finally:
+            turn[1 - number].release()  # it need not wait any more
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(one, (0, 1)))
 
 
 def gradients(fed: fk.Federation, name: str) -> float:
@@ -74,16 +96,20 @@ def gradients(fed: fk.Federation, name: str) -> float:
 
 def methods(passes: int, step: Callable[[str], None]) -> Iterator[Row]:
     fed = federation()
-    run(fed, "fedavg")
-    for name in fk.algorithms():
-        step(name)
-        try:
-            count = gradients(fed, name)
+    torch.set_num_threads(1)  # the end of one run must not give threads to the other
+    with threadpool_limits(1, user_api="blas"):
+        for name in fk.algorithms():
+            step(name)
+            try:
+                count = gradients(fed, name)
+                mine, fedavg = in_turns(fed, (name, "fedavg"), SKIP + ROUNDS * passes)
+            except (ValueError, fk.RoundError) as error:
+                yield {"section": "g", "who": name, "missing": str(error)}
+                continue
             for number in range(passes):
+                part = slice(SKIP + ROUNDS * number, SKIP + ROUNDS * (number + 1))
                 yield {"section": "g", "who": name, "pass": number, "gradients": count,
-                       "seconds": [run(fed, name)], "fedavg": [run(fed, "fedavg")]}  # fmt: skip
-        except (ValueError, fk.RoundError) as error:
-            yield {"section": "g", "who": name, "missing": str(error)}
+                       "seconds": mine[part], "fedavg": fedavg[part]}  # fmt: skip
 
 
 def section(rows: list[Row]) -> str:
@@ -93,7 +119,7 @@ def section(rows: list[Row]) -> str:
         if "missing" in mine[-1]:
             missing.append(f"- {name} is not in the table: {mine[-1]['missing']}")
             continue
-        times = [row["seconds"][0] / row["fedavg"][0] for row in mine]
+        times = [min(row["seconds"]) / min(row["fedavg"]) for row in mine]
         count = mine[0]["gradients"]
         told = f"{name}: {statistics.median(times):.2f} x fedavg, {count:.3g} gradients a step"
         lines.append(Line(told, [z / max(count, 1) for z in times], "<= 1.3"))  # fedsgd: one step a round
@@ -101,8 +127,9 @@ def section(rows: list[Row]) -> str:
     parts = [
         "## (g) Every method on (a)",
         "",
-        "Time of a round over fedavg's, divided by the gradients that the method computes per local step, counted in",
-        "samples: a full gradient over 600 of them beside 10 steps of 32 is 1.9 more. Sequential engine, one thread.",
+        "Time of the fastest round over that of fedavg's, which took turns with it, divided by the gradients that the method",
+        "computes per local step, counted in samples: a full gradient over 600 of them beside 10 steps of 32 is 1.9 more.",
+        "Sequential engine, one thread.",
         f"{sum(bool(line.met) for line in lines)} of {len(lines)} meet the target.",
         "",
         HEAD,

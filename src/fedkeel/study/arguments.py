@@ -55,7 +55,8 @@ SHARED: dict[str, tuple[Any, Any]] = {
         None,
         "--set",
         "METHOD.NAME=VALUE",
-        "A method's hyper-parameter; can be given again. [dim]E.g. --set fedlada.lr=0.01[/dim]",
+        "A method's hyper-parameter, several values: a grid to be searched; can be given again. "
+        "[dim]E.g. --set fedlada.lr=0.01 --set fedavg.lr=0.01,0.1[/dim]",
     ),
     "search": _option(
         list[str] | None,

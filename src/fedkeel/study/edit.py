@@ -46,7 +46,7 @@ def _with_methods(case: Mapping[str, Any], listed: Sequence[str]) -> File:
 
 
 def set_values(file: File, changes: Sequence[str]) -> File:
-    """Hyper-parameters of --set METHOD.NAME=VALUE."""
+    """Hyper-parameters of --set METHOD.NAME=VALUE; several values with commas between them are a grid to be searched."""
     methods = file["methods"]
     for change in changes:
         name, dot, pair = change.partition(".")
@@ -54,7 +54,9 @@ def set_values(file: File, changes: Sequence[str]) -> File:
             raise ValueError(f"set = {change!r} is not allowed; it must be METHOD.NAME=VALUE, for example fedlada.lr=0.01")
         if name not in methods:
             raise ValueError(f"set = {change!r} is not allowed; {name} is not among the compared: {', '.join(methods)}")
-        values = hyperparameters(methods[name].get("algorithm", name), [pair])
+        key, _, text = pair.partition("=")
+        tried = [hyperparameters(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
+        values = tried[0] if len(tried) == 1 else {known: [one[known] for one in tried] for known in tried[0]}
         methods = methods | {name: methods[name] | values}
         for case in file.get("cases", []):
             for key in values:
