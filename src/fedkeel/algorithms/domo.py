@@ -55,7 +55,7 @@ class DOMO(Algorithm):
 
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.z)
-        u = torch.zeros_like(w)
+        u = steps.zeros()
         for grad in steps:
             u.mul_(self.mu_l).add_(steps.clip(grad(w)))
             w.sub_(u, alpha=self.lr)

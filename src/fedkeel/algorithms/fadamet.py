@@ -70,7 +70,7 @@ class FAdamET(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         drift = down.y - mem.y
-        moments = Adam.start(w, v=mem.v, beta1=self.beta1, beta2=self.beta2)
+        moments = Adam.start(steps, v=mem.v, beta1=self.beta1, beta2=self.beta2)
         if self.persist_vhat:
             moments.v_hat = steps.copy(mem.v_hat)
         for grad in steps:

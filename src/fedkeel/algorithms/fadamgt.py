@@ -70,10 +70,10 @@ class FAdamGT(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         drift = down.y - mem.y
-        moments = Adam.start(w, v=mem.v, beta1=self.beta1, beta2=self.beta2)
+        moments = Adam.start(steps, v=mem.v, beta1=self.beta1, beta2=self.beta2)
         if self.persist_vhat:
             moments.v_hat = steps.copy(mem.v_hat)
-        y_new = torch.zeros_like(w)
+        y_new = steps.zeros()
         for grad in steps:
             g = grad(w)
             y_new.add_(g, alpha=1 / steps.K)  # line 22

@@ -51,16 +51,16 @@ class FedADT(Algorithm):
 
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
-        m, v, D = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
-        before = torch.zeros_like(w)
+        m, v, D = steps.zeros(), steps.zeros(), steps.zeros()
+        before, root = steps.zeros(), steps.zeros()
         for k, grad in enumerate(steps):
             g = steps.clip(grad(w))
             m.lerp_(g, 1 - self.beta1)
             v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
             if k > 0:  # the first gradient has none before it: no difference
-                D.lerp_(g - before, 1 - self.beta_d)
+                D.lerp_(torch.sub(g, before, out=before), 1 - self.beta_d)
             before.copy_(g)
-            w.addcdiv_(m + self.lam_d * D, v.sqrt().add_(self.eps), value=-self.lr)
+            w.addcdiv_(torch.add(m, D, alpha=self.lam_d, out=g), torch.sqrt(v, out=root).add_(self.eps), value=-self.lr)
         return Up(dx=w - down.x), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

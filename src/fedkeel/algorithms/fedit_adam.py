@@ -57,7 +57,7 @@ class FedITAdam(Algorithm):
 
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
-        moments = Adam.start(w, v=mem.v, beta1=self.beta1, beta2=self.beta2)
+        moments = Adam.start(steps, v=mem.v, beta1=self.beta1, beta2=self.beta2)
         for grad in steps:
             moments.descend(w, steps.clip(grad(w)), self.lr, self.eps)
         return Up(dx=w - down.x), Client(v=moments.v)

@@ -61,7 +61,7 @@ class FedITAdamET(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         drift = down.y - mem.y
-        moments = Adam.start(w, v=mem.v, beta1=self.beta1, beta2=self.beta2)
+        moments = Adam.start(steps, v=mem.v, beta1=self.beta1, beta2=self.beta2)
         for grad in steps:
             moments.descend(w, steps.clip(grad(w)), self.lr, self.eps)  # lines 13-17
             w.sub_(drift, alpha=self.lr)

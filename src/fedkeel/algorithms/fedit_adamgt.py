@@ -61,8 +61,8 @@ class FedITAdamGT(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         drift = down.y - mem.y
-        moments = Adam.start(w, v=mem.v, beta1=self.beta1, beta2=self.beta2)
-        y_new = torch.zeros_like(w)
+        moments = Adam.start(steps, v=mem.v, beta1=self.beta1, beta2=self.beta2)
+        y_new = steps.zeros()
         for grad in steps:
             g = grad(w)
             y_new.add_(g, alpha=1 / steps.K)  # line 22

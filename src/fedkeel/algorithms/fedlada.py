@@ -57,7 +57,7 @@ class FedLADA(Algorithm):
 
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
-        moments = Adam.start(w, v=down.v, beta1=self.beta1, beta2=self.beta2)
+        moments = Adam.start(steps, v=down.v, beta1=self.beta1, beta2=self.beta2)
         for grad in steps:
             # lines 8-12: w -= lr (alpha m / sqrt(v_hat) + (1 - alpha) ga)
             moments.descend(w, steps.clip(grad(w)), self.lr * self.alpha)

@@ -56,7 +56,7 @@ class FedNova(Algorithm):
 
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
-        u = torch.zeros_like(w)
+        u = steps.zeros()
         q = a = 0.0
         for grad in steps:
             g = grad(w).add_(w - down.x, alpha=self.mu) if self.mu else grad(w)

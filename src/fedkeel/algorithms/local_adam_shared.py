@@ -51,7 +51,7 @@ class LocalAdamShared(Algorithm):
 
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
-        moments = Adam.start(w, v=down.v, beta1=self.beta1, beta2=self.beta2)
+        moments = Adam.start(steps, v=down.v, beta1=self.beta1, beta2=self.beta2)
         for grad in steps:
             moments.descend(w, steps.clip(grad(w)), self.lr)
         return Up(dx=w - down.x, v_hat=moments.v_hat), None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm, hp
 from fedkeel.core.round import Round
-from fedkeel.core.rules import mean_gradient, unit
+from fedkeel.core.rules import mean_gradient, unit_step
 from fedkeel.core.steps import Steps
 
 
@@ -78,12 +78,12 @@ class PAdaMFed(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         drift = down.b - self.beta * mem.c
-        c_new = torch.zeros_like(w)
+        c_new = steps.zeros()
         for grad in steps:
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)  # line 10
-            u = g.mul_(self.beta).add_(drift)  # line 7: beta (g - c_i + c) + (1 - beta) momentum
-            w.sub_(unit(steps.clip(u)), alpha=self.lr)
+            u = torch.add(drift, g, alpha=self.beta, out=g)  # line 7: beta (g - c_i + c) + (1 - beta) momentum
+            unit_step(w, steps.clip(u), self.lr)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

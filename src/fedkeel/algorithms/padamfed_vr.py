@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm, hp
 from fedkeel.core.round import Round
-from fedkeel.core.rules import mean_gradient, unit
+from fedkeel.core.rules import mean_gradient, unit_step
 from fedkeel.core.steps import Steps
 
 
@@ -82,13 +82,13 @@ class PAdaMFedVR(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         drift = down.b - self.beta * mem.c
-        c_new, u_mean = torch.zeros_like(w), torch.zeros_like(w)
+        c_new, u_mean = steps.zeros(), steps.zeros()
         for grad in steps:
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)
             u = g.add_(drift).sub_(grad(down.x_prev), alpha=1 - self.beta)  # line 7
             u_mean.add_(u, alpha=1 / steps.K)
-            w.sub_(unit(steps.clip(u)), alpha=self.lr)
+            unit_step(w, steps.clip(u), self.lr)
         u_mean = u_mean if self.variant == "proof" else u_mean[..., :0]
         return Up(dx=w - down.x, dc=c_new - mem.c, u=u_mean), Client(c=c_new)
 

@@ -55,7 +55,7 @@ class ScaffoldAlpha(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         drift = self.alpha * (down.c - mem.c)
-        c_new = torch.zeros_like(w)
+        c_new = steps.zeros()
         for grad in steps:
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)

@@ -72,7 +72,7 @@ class ScaffoldM(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         drift = down.b - self.beta * mem.c
-        c_new = torch.zeros_like(w)
+        c_new = steps.zeros()
         for grad in steps:
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)

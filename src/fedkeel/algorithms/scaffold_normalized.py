@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm, hp
 from fedkeel.core.round import Round
-from fedkeel.core.rules import mean_gradient, unit
+from fedkeel.core.rules import mean_gradient, unit_step
 from fedkeel.core.steps import Steps
 
 
@@ -70,11 +70,11 @@ class ScaffoldNormalized(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         drift = down.c - mem.c
-        c_new = torch.zeros_like(w)
+        c_new = steps.zeros()
         for grad in steps:
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)
-            w.sub_(unit(steps.clip(g.add_(drift))), alpha=self.lr)
+            unit_step(w, steps.clip(g.add_(drift)), self.lr)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

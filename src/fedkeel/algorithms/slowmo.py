@@ -51,7 +51,7 @@ class SlowMo(Algorithm):
 
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
-        z = torch.zeros_like(w)
+        z = steps.zeros()
         for grad in steps:
             z.mul_(self.momentum).add_(steps.clip(grad(w)))
             w.sub_(z, alpha=self.lr)

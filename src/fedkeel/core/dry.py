@@ -34,7 +34,7 @@ class DrySteps(Steps):
     """One step whose gradient is zero."""
 
     def __init__(self, layers: Layers, roles: Sequence[str], dtype: torch.dtype) -> None:
-        self.K, self.t, self.layers = 1, 0, layers
+        self.K, self.t, self.layers, self.dtype = 1, 0, layers, dtype
         self.drawn = SimpleNamespace(**{role: torch.ones(1, dtype=dtype) for role in roles})
         self.objective = Objective(model=None, loss=None)  # type: ignore[arg-type]
 
@@ -43,6 +43,9 @@ class DrySteps(Steps):
 
     def copy(self, x: Tensor) -> Tensor:
         return x.clone()
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(sum(self.layers.sizes), dtype=self.dtype)
 
     def full_grad(self, w: Tensor) -> Tensor:
         return torch.zeros_like(w)

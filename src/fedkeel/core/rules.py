@@ -1,4 +1,4 @@
-"""Pieces that several methods share: moments kept in place, unit vectors, a step along several directions."""
+"""Pieces that several methods share: moments kept in place, steps of unit length."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Adam:
     v_hat: Tensor  # running maximum of v (AMSGrad)
     beta1: float
     beta2: float
+    count: Tensor  # [] of steps, for the bias correction of the kernel below
 
     @classmethod
-    def start(cls, w: Tensor, v: Tensor, beta1: float, beta2: float, m: Tensor | None = None) -> Adam:
-        """m = 0 (or the given one) and v = v_hat = the given v, as copies shaped like w."""
-        first = torch.zeros_like(w) if m is None else m.expand_as(w).clone()
-        return cls(first, v.expand_as(w).clone(), v.expand_as(w).clone(), beta1, beta2)
+    def start(cls, steps: Steps, v: Tensor, beta1: float, beta2: float) -> Adam:
+        """m = 0 and v = v_hat = the given v."""
+        return cls(steps.zeros(), steps.copy(v), steps.copy(v), beta1, beta2, torch.full((), 1e9, device=v.device))
 
     def descend(self, w: Tensor, g: Tensor, lr: float, eps: float = 0.0) -> None:
         """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  v_hat <- max(v_hat, v);
@@ -43,15 +43,15 @@ class Adam:
         here corrects the bias of the moments; the kernel's correction is 1 for a step count that is large enough.
         """
         torch._fused_adam_(
-            [w], [g], [self.m], [self.v], [self.v_hat], [torch.full((), 1e9, device=w.device)],
+            [w], [g], [self.m], [self.v], [self.v_hat], [self.count],
             lr=lr, beta1=self.beta1, beta2=self.beta2, weight_decay=0.0, eps=eps, amsgrad=True, maximize=False,
         )  # fmt: skip
 
 
-def unit(u: Tensor) -> Tensor:
-    """u / ||u|| over the last dimension, in place; 0 stays 0 (rule R10)."""
+def unit_step(w: Tensor, u: Tensor, lr: float) -> None:
+    """w -= lr u / ||u|| over the last dimension, in place; where u is 0, nothing moves (rule R10)."""
     norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-    return u.div_(torch.where(norm > 0, norm, 1.0))
+    w.addcmul_(u, torch.where(norm > 0, 1 / norm, 0.0), value=-lr)
 
 
 def layer_unit(u: Tensor, x: Tensor, layers: Layers) -> Tensor:
@@ -64,7 +64,7 @@ def layer_unit(u: Tensor, x: Tensor, layers: Layers) -> Tensor:
 
 def mean_gradient(x: Tensor, steps: Steps, record: Callable[[Tensor], R]) -> tuple[R, R]:
     """The mean mini-batch gradient of a round at x that does not move: a client's first control variate."""
-    c = torch.zeros_like(steps.copy(x))
+    c = steps.zeros()
     for grad in steps:
         c.add_(grad(x), alpha=1 / steps.K)
     return record(c), record(c)

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 from torch.func import functional_call, grad, grad_and_value, vmap
 
+from fedkeel.core.dense import Dense, DenseMany, is_dense
 from fedkeel.core.features import Net, OwnLoss
 from fedkeel.core.flat import FlatModel, Layers
-from fedkeel.core.trace import OFTEN, Recorder, Traced, is_plain
 
 Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
 
@@ -35,9 +35,9 @@ class Objective:
     each: Loss | None = None  # each(output, target) -> [B] the loss of every sample, where it is known
     chunk: int = 1024  # samples per forward pass of a full gradient
 
-    def can_be_recorded(self) -> bool:
-        """Does it do the same operations for all batches of a shape? A loss or layer that we do not know might not."""
-        return self.each is not None and is_plain(self.model)
+    def is_dense(self) -> bool:
+        """Is it a network and a loss whose gradient is written out in core/dense.py?"""
+        return self.each is not None and is_dense(self.model)
 
 
 class Steps(ABC):
@@ -58,6 +58,10 @@ class Steps(ABC):
     @abstractmethod
     def copy(self, x: Tensor) -> Tensor:
         """x [d] or [..., d] -> a copy [..., d] that the algorithm may change in place, and return as it is."""
+
+    @abstractmethod
+    def zeros(self) -> Tensor:
+        """Zeros [..., d], likewise the algorithm's own."""
 
     @abstractmethod
     def full_grad(self, w: Tensor) -> Tensor:
@@ -108,9 +112,9 @@ class Workspace:
 
     def __init__(self, objective: Objective) -> None:
         self.model = model = objective.model
-        self.recorder = Recorder(model, objective.loss) if objective.can_be_recorded() else None
+        self.dense = Dense(model) if objective.is_dense() else None
         self.gradients: list[tuple[Tensor, list[Tensor]]] = []  # of the first, second, ... call in a step
-        self.points: list[Tensor] = []  # the first, second, ... copy that a client asks for
+        self.points: list[Tensor] = []  # the first, second, ... vector that a client asks for
 
     def gradient(self, call: int) -> tuple[Tensor, list[Tensor]]:
         if call == len(self.gradients):
@@ -142,37 +146,39 @@ class OneClient(Steps):
     def __post_init__(self) -> None:
         self.K = len(self.batches)
         self.layers = self.objective.model.layers
-        self.copies = 0
+        self.points = 0
 
     def __iter__(self) -> Iterator[Grad]:
         for x, y in self.batches:
             yield OneGrad(self, x, y)
 
     def copy(self, x: Tensor) -> Tensor:
-        self.copies += 1
-        return self.workspace.point(self.copies - 1).copy_(x)
+        return self._point().copy_(x)
+
+    def zeros(self) -> Tensor:
+        return self._point().zero_()
+
+    def _point(self) -> Tensor:
+        self.points += 1
+        return self.workspace.point(self.points - 1)
 
     def full_grad(self, w: Tensor) -> Tensor:
         x, y = self.everything()
         total = torch.zeros_like(w)
         for start in range(0, len(y), self.objective.chunk):
             part = slice(start, start + self.objective.chunk)
-            _, grads = self._backward(w, x[part], y[part])
+            _, grads = self.backward(w, x[part], y[part])
             views = self.objective.model.views(total)
             torch._foreach_add_(views, grads[: len(views)], alpha=len(y[part]) / len(y))
         return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
 
-    def _backward(self, w: Tensor, x: Any, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        self.objective.model.bind(w)
-        recorder = self.workspace.recorder
-        found = recorder(x, y, lambda: self._by_autograd(x, y)) if recorder else self._by_autograd(x, y)
-        return found[0], found[1:]
-
-    def _by_autograd(self, x: Any, y: Tensor) -> tuple[Tensor, ...]:
+    def backward(self, w: Tensor, x: Any, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(loss, a gradient per parameter) at w."""
         model = self.objective.model
+        model.bind(w)
         with torch.enable_grad():
             loss = self.objective.loss(model.module(x), y)
-        return loss.detach(), *gradients(loss, model.trained)
+        return loss.detach(), gradients(loss, model.trained)
 
 
 def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -198,17 +204,21 @@ class OneGrad(Grad):
 
     def __init__(self, steps: OneClient, x: Any, y: Tensor) -> None:
         self.steps, self.x, self.y, self.calls = steps, x, y, 0
+        dense = steps.workspace.dense
+        self.dense = dense if dense and dense.takes(x, y) else None
 
     def __call__(self, w: Tensor) -> Tensor:
-        grads = self._pieces(w)
-        flat, views = self.steps.workspace.gradient(self.calls - 1)
-        torch._foreach_copy_(views, grads)
+        flat, views = self.steps.workspace.gradient(self.calls)
+        if self.dense:
+            self._count(self.dense.gradient(w, self.x, self.y, views))
+        else:
+            torch._foreach_copy_(views, self._pieces(w))
         decay = self.steps.objective.weight_decay
         return flat.add_(w, alpha=decay) if decay else flat
 
     def descend(self, w: Tensor, lr: float) -> None:
         model = self.steps.objective.model
-        if self.steps.objective.weight_decay or self.steps.objective.clip:
+        if self.dense or self.steps.objective.weight_decay or self.steps.objective.clip:
             super().descend(w, lr)
         else:  # the same numbers, tensor by tensor, without the pass that makes the gradient flat
             grads = self._pieces(w)
@@ -217,14 +227,18 @@ class OneGrad(Grad):
             torch._foreach_sub_([p.data for p in model.private], self.private, alpha=lr)
 
     def _pieces(self, w: Tensor) -> tuple[Tensor, ...]:
-        loss, grads = self.steps._backward(w, self.x, self.y)
-        if self.calls == 0:
-            self.steps.losses.append(loss)
-        self.calls += 1
+        loss, grads = self.steps.backward(w, self.x, self.y)
+        self._count(loss)
         if self.steps.objective.model.private:
             shared = len(self.steps.objective.model.parameters)
             grads, self.private = grads[:shared], grads[shared:]
         return grads
+
+    def _count(self, loss: Tensor) -> None:
+        """One more gradient of this step; the first one's loss is kept for the history."""
+        if self.calls == 0:
+            self.steps.losses.append(loss)
+        self.calls += 1
 
     def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
         objective = self.steps.objective
@@ -247,14 +261,19 @@ class OneGrad(Grad):
 class ManyOracle:
     """Losses and gradients of many clients at once: parameters [S, d], batches [S, B, ...] and sample weights [S, B]."""
 
-    def __init__(self, objective: Objective, compiled: bool = False, often: int = OFTEN) -> None:
-        """often: calls before one is recorded."""
+    def __init__(self, objective: Objective, compiled: bool = False) -> None:
         self.objective = objective
-        self.gradient: Callable[..., Any] = grad_and_value(self._total, has_aux=True)
+        self.by_autograd: Callable[..., Any] = grad_and_value(self._total, has_aux=True)
         if compiled:
-            self.gradient = torch.compile(self.gradient, dynamic=False)
-        elif objective.can_be_recorded():
-            self.gradient = Traced(self.gradient, often)
+            self.by_autograd = torch.compile(self.by_autograd, dynamic=False)
+        self.dense = DenseMany(objective.model) if objective.is_dense() and not compiled else None
+
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(the gradients [S, d], the losses [S])."""
+        if self.dense and self.dense.takes(x, y):
+            return self.dense.gradient(w, x, y, weight)
+        found, (_, losses) = self.by_autograd(w, x, y, weight)
+        return found, losses
 
     def value(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """The loss of every client, [S]."""
@@ -315,6 +334,10 @@ class ManyClients(Steps):
     def copy(self, x: Tensor) -> Tensor:
         return self.stacked(x).clone()
 
+    def zeros(self) -> Tensor:
+        model = self.objective.model
+        return torch.zeros(self.S, model.d, dtype=model.dtype, device=model.device)
+
     def full_grad(self, w: Tensor) -> Tensor:
         w = self.stacked(w)
         total = w * self.objective.weight_decay
@@ -332,7 +355,7 @@ class ManyGrad(Grad):
     def __call__(self, w: Tensor) -> Tensor:
         w = self.steps.stacked(w)
         gradient: Tensor
-        gradient, (_, losses) = self.steps.oracle.gradient(w, *self.data)
+        gradient, losses = self.steps.oracle.gradient(w, *self.data)
         if self.fresh:
             self.steps.losses.append(losses)
         self.fresh = False

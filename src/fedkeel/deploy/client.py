@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Record, down_record, make
 from fedkeel.core.features import check_inside
-from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.memory import Memory
 from fedkeel.deploy.messages import (
@@ -33,7 +32,7 @@ from fedkeel.deploy.messages import (
     to_arrays,
     to_record,
 )
-from fedkeel.engine.evaluate import cross_entropy
+from fedkeel.engine.evaluate import objective
 from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.sequential import describe
 from fedkeel.engine.train import make_flat
@@ -180,9 +179,9 @@ class Node:
             raise Refused(
                 "the record of a new client is not the server's: the model must be made by the same function and torch"
             )
-        objective = Objective(flat, self.loss or cross_entropy, task.weight_decay, task.clip)
+        goal = objective(flat, self.loss, task.weight_decay, task.clip)
         nobody = Federation(torch.zeros(1), torch.zeros(1), np.array([0, 1]))
-        work = Work(algo, nobody, objective, task.seed, task.batch_size, task.lr_decay)
+        work = Work(algo, nobody, goal, task.seed, task.batch_size, task.lr_decay)
         return Duty(work, initial, down_record(algo, server), flat.read_buffers(), bool(flat.private))
 
 

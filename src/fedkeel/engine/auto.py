@@ -68,7 +68,7 @@ def _part(jobs: Jobs, clients: int, steps: int) -> Jobs:
 def _try_vectorized(work: Work, store: Store, jobs: Jobs) -> float | None:
     """Seconds per local step of all clients at once."""
     try:
-        engine = Vectorized(work, store, often=0)  # as fast as it will be
+        engine = Vectorized(work, store)
         if _timed(engine, store, jobs) is None:
             return None
         seconds = _timed(engine, store, jobs)

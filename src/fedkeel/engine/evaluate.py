@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedkeel.core.flat import FlatModel
-from fedkeel.core.steps import Loss
+from fedkeel.core.steps import Loss, Objective
 from fedkeel.data.federation import Federation, Prepare
 
 CHUNK = 2048  # samples at a time, or
@@ -29,6 +29,13 @@ def cross_entropies(output: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(output, target, reduction="none")
     each = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
     return each.view(len(target), -1).mean(-1)
+
+
+def objective(model: FlatModel, loss: Loss | None, weight_decay: float, clip: float | None) -> Objective:
+    """What is minimised: the user's loss, or cross-entropy, of which the loss of every sample is known, too."""
+    if loss is not None:
+        return Objective(model, loss, weight_decay, clip)
+    return Objective(model, cross_entropy, weight_decay, clip, cross_entropies)
 
 
 def model_input(model: FlatModel, z: Tensor, prepare: Prepare | None = None) -> Tensor:

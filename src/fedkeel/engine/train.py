@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.core.features import check_inside
 from fedkeel.core.flat import FlatModel
-from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
-from fedkeel.engine.evaluate import check_fit, cross_entropies, cross_entropy
+from fedkeel.engine.evaluate import check_fit, objective
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.measure import check as check_metrics
 from fedkeel.engine.memory import keep_freed_memory
@@ -135,14 +134,13 @@ def train(
     if fed.test is not None:
         check_fit(flat, fed, fed.test, own_loss=loss is not None, where="test: ")
     check_metrics(metrics, algo)
-    each = cross_entropies if loss is None else None
-    objective = Objective(flat, loss or cross_entropy, weight_decay, clip, each)
     if config is None:
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
     runner = Engine(engine, workers, timeout, {"address": ray_address, "device": device}, remote)
     out = Path(out) if out else None
-    trainer = Trainer(flat, fed, algo, settings, objective, runner, out, resume, store, config, metrics)
+    goal = objective(flat, loss, weight_decay, clip)
+    trainer = Trainer(flat, fed, algo, settings, goal, runner, out, resume, store, config, metrics)
     if callable(progress):
         return trainer.fit(progress)
     if not progress:

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from fedkeel.core.steps import ManyOracle
-from fedkeel.core.trace import OFTEN
 from fedkeel.engine.sequential import Stack, describe, stacked
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Jobs, NotFinite, Uploads, Work, check_finite
@@ -17,13 +16,13 @@ from fedkeel.engine.work import Jobs, NotFinite, Uploads, Work, check_finite
 class Vectorized:
     """Clients are grouped by their number of local steps; a group is one call of the algorithm."""
 
-    def __init__(self, work: Work, store: Store, compiled: bool = False, often: int = OFTEN) -> None:
+    def __init__(self, work: Work, store: Store, compiled: bool = False) -> None:
         reason = cannot_vectorize(work.objective.model.module)
         if reason:
             name = "compiled" if compiled else "vectorized"
             raise ValueError(f"engine: {name!r} cannot run this model: {reason}; use 'sequential' or 'processes'")
         self.work, self.store = work, store
-        self.oracle = ManyOracle(work.objective, compiled, often)
+        self.oracle = ManyOracle(work.objective, compiled)
 
     def run(self, jobs: Jobs) -> Uploads:
         S = len(jobs.ids)
