@@ -210,7 +210,7 @@ def test_order_in_a_cohort_is_irrelevant(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("kind", ["convex", "neural"])
+@pytest.mark.parametrize("kind", ["convex", pytest.param("neural", marks=pytest.mark.slow)])
 def test_defaults_lower_the_loss(name: str, kind: str) -> None:
     fed = digits_fed(10, concentration=0.5)
     model = (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))) if kind == "convex" else small_net(32)
