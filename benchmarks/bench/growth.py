@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
