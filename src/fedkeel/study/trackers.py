@@ -36,12 +36,23 @@ def numbers(row: Row) -> dict[str, float]:
 def tracked(names: Mapping[str, str], name: str, config: Mapping[str, Any]) -> Iterator[Log]:
     """A function to be called with every row of a run. names: tracker -> where it keeps things ("" for its default)."""
     with contextlib.ExitStack() as stack:
-        logs = [stack.enter_context(TRACKERS[tracker](place, name, config)) for tracker, place in names.items()]
+        logs = [stack.enter_context(_begun(tracker, place, name, config)) for tracker, place in names.items()]
 
         def log(row: Row) -> None:
             for one in logs:
                 one(row)
 
+        yield log
+
+
+@contextlib.contextmanager
+def _begun(tracker: str, place: str, name: str, config: Mapping[str, Any]) -> Iterator[Log]:
+    """A tracker that has begun; if it cannot, its own words say why."""
+    with contextlib.ExitStack() as stack:
+        try:
+            log = stack.enter_context(TRACKERS[tracker](place, name, config))
+        except Exception as error:
+            raise ValueError(f"{tracker}: {' '.join(str(error).split())}") from error
         yield log
 
 
