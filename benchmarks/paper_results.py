@@ -39,7 +39,7 @@ COMMANDS = {
     "--over lr=1e-3:1:2 --evaluate-every 20 --seeds 1",
     "ppf-fig6": "reproduce ppf/fig6 --cases beta --rounds 100 --evaluate-every 5 --seeds 2 "
     "--search rounds=30 --search every=10",
-    "pt-tab1": f"reproduce pt/tab1 --cases cifar-10 {LENET} --rounds 300 --target 0.35 --search rounds=100 "
+    "pt-tab1": f"reproduce pt/tab1 --cases cifar-10 {LENET} --rounds 200 --target 0.35 --search rounds=100 "
     "--set fedavg.lr=0.01,0.03,0.1 --set scaffold.lr=0.01,0.03,0.1 --set local-adam.lr=0.0003,0.001,0.003 "
     "--set fedlada.lr=0.0003,0.001,0.003 --set fadamet.lr=0.0003,0.001,0.003 --set fadamgt.lr=0.0003,0.001,0.003",
     "lada-tab5": f"reproduce lada/tab5 --data cifar10 {LENET} --rounds 200 --seeds 2",
