@@ -86,7 +86,8 @@ def publish(name: str, runs: Path) -> None:
 
 def page(name: str, results: dict[str, Any]) -> str:
     findings = RESULTS / name / "findings.md"
-    parts = [f"# {results['title']}", results["about"], f"`python benchmarks/paper_results.py {name}` runs"]
+    parts = [f"# {results['title']}", f"The recipe: {results['about']}"]
+    parts.append(f"Here `python benchmarks/paper_results.py {name}` ran it, where options replace what is said above:")
     parts.append(f"```\nfedkeel {COMMANDS[name]}\n```")
     parts += [beside_paper(results["rows"], paper) for paper in results["paper"]]
     parts.append("## All numbers\n\n" + all_numbers(results))
