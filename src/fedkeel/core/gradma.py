@@ -81,15 +81,17 @@ def server_update(memory: Memory, momentum: Tensor, dx: Tensor, rows: list[int],
     scale[rows] = 1.0
     # For beta2 > 0 an absent client's direction keeps its constraint however small it has become; at 0 it is gone.
     live = (memory.ids >= 0).nonzero().flatten().tolist() if beta2 > 0 else sorted(rows)
-    fresh = torch.zeros(len(rows), len(D), dtype=torch.float64, device=D.device)
-    q = torch.zeros(len(D), dtype=torch.float64, device=D.device)
+    at = [live.index(row) for row in rows]
+    fresh = torch.zeros(len(rows), len(live), dtype=torch.float64, device=D.device)
+    q = torch.zeros(len(live), dtype=torch.float64, device=D.device)
     for start in range(0, D.shape[1], BLOCK):
-        part = D[:, start : start + BLOCK].double()
-        fresh += part[rows] @ part.T
+        part = D[live, start : start + BLOCK].double()
+        fresh += part[at] @ part.T
         q += part @ momentum[start : start + BLOCK].double()
-    gram[rows, :] = fresh
-    gram[:, rows] = fresh.T
-    z = cone_weights(gram[live][:, live].cpu().numpy(), q[live].cpu().numpy(), float(momentum.double().norm()))
+    changed, kept = torch.tensor(rows, device=D.device), torch.tensor(live, device=D.device)
+    gram[changed[:, None], kept] = fresh
+    gram[kept[:, None], changed] = fresh.T
+    z = cone_weights(gram[kept[:, None], kept].cpu().numpy(), q.cpu().numpy(), float(momentum.double().norm()))
     used = [row for row, weight in zip(live, z, strict=True) if weight > 0]
     if used:
         weights = torch.as_tensor(z[z > 0], dtype=D.dtype, device=D.device)
