@@ -207,6 +207,8 @@ def test_out_cannot_be_written(fedkeel, tmp_path):
         ("compare", "algorithms: there are none; for example fedavg,scaffold,fedlada"),
         ("compare --algorithms fedavg --lr 0.1", "unknown option --lr; hyper-parameters are set by method here"),
         ("compare --algorithms fedavg --roudns 3", "unknown option --roudns; did you mean --rounds"),
+        ("reproduce lada/tab2", "recipe: lada/tab2 lists the data sets: there is nothing to run"),
+        ("reproduce lada/tab55", "recipe: unknown name 'lada/tab55'; did you mean lada/tab5"),
         ("compare --algorithms fedavg --set fedavg.rl=1", "fedavg: unknown hyper-parameter 'rl'; did you mean lr"),
         ("compare --algorithms fedavg,fedavg", "algorithms = 'fedavg,fedavg' is not allowed"),
         ("compare --algorithms fedavg --set scaffold.lr=1", "scaffold is not among the compared: fedavg"),

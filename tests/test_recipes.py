@@ -145,5 +145,6 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert code == 0
     assert (tmp_path / "runs/gradma/fig6-small/report.html").exists()
     monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # where it is installed, it would try for half a minute
     code, _, err = fedkeel("reproduce", "gradma/tab1", "--cases", "cifar-100 s=5 omega=0.1", "--algorithms", "fedavg")
     assert (code, err.count("\n"), "cifar100" in err) == (2, 1, True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,8 @@ def _fetch(
     except ImportError as error:
         raise ValueError("data: the Hugging Face hub needs the package datasets: pip install 'fedkeel[hub]'") from error
     try:
-        loaded = datasets.load_dataset(name, config)
+        with _quiet():
+            loaded = datasets.load_dataset(name, config)
         parts = [loaded[split] for split in (train, test) if split is not None]
     except Exception as error:  # whatever the network, the hub or the files make it raise
         raise ValueError(f"data: the hub has not given {name!r} ({type(error).__name__}: {error})") from error
@@ -68,6 +71,18 @@ def _fetch(
     for prefix, part, mine in zip(("", "test_"), parts, rows, strict=True):
         arrays |= _part(prefix, part, mine, columns, y)
     return with_stats(arrays)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps the hub from telling every attempt; what came of them is in the error."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _guess(name: str, columns: Sequence[str]) -> list[str]:

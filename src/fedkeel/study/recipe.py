@@ -2,7 +2,7 @@
 
 A file of recipes has settings of all its recipes on top, a library of [methods.NAME] and [[cases]], and a table
 [recipes.NAME] for each: title, settings, `use` (names of methods), `columns` (names of cases), `extends` (another recipe,
-whose runs it shares), and any other key of a study file.
+whose runs it shares), and any other key of a study file. [others] says why a table or figure is not among them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ def names() -> list[str]:
 def read(name: str, scale: str = "paper") -> Recipe:
     """The recipe `paper/name`, at the paper's scale or a small one."""
     if name not in names():
-        raise ValueError(f"recipe: unknown name {name!r}{nearest(name, names())}")
+        paper, _, own = name.partition("/")
+        why = _papers().get(paper, {}).get("others", {}).get(own)
+        raise ValueError(f"recipe: {name} {why}" if why else f"recipe: unknown name {name!r}{nearest(name, names())}")
     if scale not in SCALES:
         raise ValueError(f"scale = {scale!r} is not allowed; it must be {' or '.join(SCALES)}")
     paper, _, own = name.partition("/")
     content = copy.deepcopy(_papers()[paper])
     table = _extended(content["recipes"], own)
     runs = table.pop("runs", own)
-    shared = {key: z for key, z in content.items() if key not in ("recipes", "methods", "cases", "small")}
+    shared = {key: z for key, z in content.items() if key not in ("recipes", "others", "methods", "cases", "small")}
     file = shared | {key: z for key, z in table.items() if key not in ("use", "columns", "methods", "small")}
     file["methods"] = _picked(content.get("methods", {}), table)
     if "columns" in table:
