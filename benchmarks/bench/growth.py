@@ -127,8 +127,7 @@ def lines(rows: list[Row]) -> Iterator[Any]:
     from table import Line
 
     cost = {
-        (row["who"], row["point"], row["pass"]): min(row["seconds"])
-        / (1 if row["what"] == "N" else row["point"])
+        (row["who"], row["point"], row["pass"]): min(row["seconds"]) / (1 if row["what"] == "N" else row["point"])
         for row in rows
     }
     for what, (points, names) in POINTS.items():
