@@ -35,9 +35,10 @@ def federation() -> fk.Federation:
 
 
 def made(name: str) -> fk.Algorithm:
-    """The method with its defaults; those that want all clients in every round are told that these will do."""
+    """The method with its defaults; those that want all clients in every round are told that these will do, and take short
+    steps, for with a part of the clients they diverge."""
     try:
-        return fk.algorithm(name, allow_partial=True)
+        return fk.algorithm(name, allow_partial=True, lr=1e-4)
     except ValueError:
         return fk.algorithm(name)
 
@@ -64,7 +65,7 @@ def in_turns(fed: fk.Federation, names: tuple[str, str], rounds: int) -> list[li
         try:
             return run(fed, names[number], rounds, pass_on)
         finally:
-            turn[1 - number].release()  # it need not wait any more
+            turn[1 - number].release(rounds)  # it need not wait any more
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(one, (0, 1)))
