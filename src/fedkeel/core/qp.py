@@ -34,7 +34,8 @@ def project(p: Tensor, columns: Sequence[Tensor]) -> Tensor:
     A = products[..., places]  # [..., C, C]
     squares, size = np.diagonal(A, axis1=-2, axis2=-1), np.sqrt(products[..., -1:])
     scale = np.where(squares > 0, 1 / np.sqrt(np.maximum(squares, 1e-300)), 0.0)  # 0 drops a zero column
-    A, q = A * scale[..., :, None] * scale[..., None, :], q * scale
+    with np.errstate(all="ignore"):  # what is not finite is found with the client's result
+        A, q = A * scale[..., :, None] * scale[..., None, :], q * scale
     z = _solve_by_enumeration(A, q) * scale
     z = np.where((q >= -TOLERANCE * size).all(-1, keepdims=True), 0.0, z)
     weights = torch.as_tensor(z, dtype=p.dtype, device=p.device)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedkeel.core.steps import ManyOracle
+from fedkeel.core.many import ManyOracle
 from fedkeel.engine.sequential import Stack, describe, stacked
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Jobs, NotFinite, Uploads, Work, check_finite

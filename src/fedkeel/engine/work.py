@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.dry import dry_run
-from fedkeel.core.steps import ManyClients, ManyOracle, Objective, OneClient, Workspace
+from fedkeel.core.many import ManyClients, ManyOracle
+from fedkeel.core.steps import Objective, OneClient, Workspace
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.evaluate import model_input

@@ -1,0 +1,132 @@
+"""The local steps of a group of clients at once, on [S, d]: the gradient is vmapped or written out, and the rest of a method
+runs on the stacked tensors as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, grad_and_value, vmap
+
+from fedkeel.core.dense import DenseMany
+from fedkeel.core.features import Net, OwnLoss
+from fedkeel.core.steps import Grad, Objective, Steps
+
+
+class ManyOracle:
+    """Losses and gradients of many clients at once: parameters [S, d], batches [S, B, ...] and sample weights [S, B]."""
+
+    def __init__(self, objective: Objective, compiled: bool = False) -> None:
+        self.objective = objective
+        self.by_autograd: Callable[..., Any] = grad_and_value(self._total, has_aux=True)
+        if compiled:
+            self.by_autograd = torch.compile(self.by_autograd, dynamic=False)
+        self.dense = DenseMany(objective.model) if objective.is_dense() and not compiled else None
+
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(the gradients [S, d], the losses [S])."""
+        if self.dense and self.dense.takes(x, y):
+            return self.dense.gradient(w, x, y, weight)
+        found, (_, losses) = self.by_autograd(w, x, y, weight)
+        return found, losses
+
+    def value(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """The loss of every client, [S]."""
+        model, objective = self.objective.model, self.objective
+
+        def outputs(w: Tensor, x: Tensor) -> Any:
+            return functional_call(model.module, dict(zip(model.names, model.views(w), strict=True)), (x,))
+
+        output = vmap(outputs)(w, x)
+        # Samples one by one, so that the padding of short batches can be left out of the mean.
+        if objective.each is not None:
+            each = objective.each(output.flatten(0, 1), y.flatten(0, 1)).view(weight.shape)
+        else:
+            each = vmap(vmap(lambda o, target: objective.loss(o.unsqueeze(0), target.unsqueeze(0))))(output, y)
+        return (each * weight).sum(-1)
+
+    def _total(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum over clients, whose gradient is that of each of them, for none depends on another's parameters."""
+        losses = self.value(w, x, y, weight)
+        return losses.sum(), losses
+
+    def of(self, own: OwnLoss, w: Tensor, points: Sequence[Tensor], data: Sequence[Tensor]) -> Tensor:
+        """The gradient [S, d] of a method's own term at w, with frozen points, each [S, d]."""
+        model, loss = self.objective.model, self.objective.loss
+
+        def weighted(w: Tensor, points: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            nets = [Net(model, w, frozen=False), *(Net(model, z, frozen=True) for z in points)]
+            each = vmap(lambda a, b: own(*nets, a.unsqueeze(0), b.unsqueeze(0), loss))(x, y)
+            return (each * weight).sum()
+
+        return vmap(grad(weighted))(w, tuple(points), *data)  # type: ignore[no-any-return]
+
+
+@dataclass
+class ManyClients(Steps):
+    """The steps of a group of clients that all do K of them, on [S, d]."""
+
+    objective: Objective
+    t: int
+    oracle: ManyOracle
+    S: int
+    batches: Sequence[tuple[Tensor, Tensor, Tensor]]  # (x [S, B, ...], y [S, B, ...], weight [S, B]) of every step
+    everything: Callable[[], Sequence[tuple[Tensor, Tensor, Tensor]]]  # all local data in such pieces
+    drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
+    losses: list[Tensor] = field(default_factory=list)  # [S] each
+
+    def __post_init__(self) -> None:
+        self.K = len(self.batches)
+        self.layers = self.objective.model.layers
+
+    def __iter__(self) -> Iterator[Grad]:
+        for x, y, weight in self.batches:
+            yield ManyGrad(self, x, y, weight)
+
+    def stacked(self, w: Tensor) -> Tensor:
+        return w if w.dim() == 2 else w.expand(self.S, -1)
+
+    def copy(self, x: Tensor) -> Tensor:
+        return self.stacked(x).clone()
+
+    def zeros(self) -> Tensor:
+        model = self.objective.model
+        return torch.zeros(self.S, model.d, dtype=model.dtype, device=model.device)
+
+    def full_grad(self, w: Tensor) -> Tensor:
+        w = self.stacked(w)
+        total = w * self.objective.weight_decay
+        for x, y, weight in self.everything():
+            total += self.oracle.gradient(w, x, y, weight)[0]
+        return total
+
+
+class ManyGrad(Grad):
+    steps: ManyClients
+
+    def __init__(self, steps: ManyClients, x: Tensor, y: Tensor, weight: Tensor) -> None:
+        self.steps, self.data, self.fresh = steps, (x, y, weight), True
+
+    def __call__(self, w: Tensor) -> Tensor:
+        w = self.steps.stacked(w)
+        gradient: Tensor
+        gradient, losses = self.steps.oracle.gradient(w, *self.data)
+        if self.fresh:
+            self.steps.losses.append(losses)
+        self.fresh = False
+        decay = self.steps.objective.weight_decay
+        return gradient.add_(w, alpha=decay) if decay else gradient
+
+    def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
+        w = self.steps.stacked(w)
+        points = [self.steps.stacked(z) for z in frozen]
+        return self.steps.oracle.of(own, w, points, self.data)
+
+    def loss(self, w: Tensor) -> Tensor:
+        w = self.steps.stacked(w)
+        value: Tensor = self.steps.oracle.value(w, *self.data)
+        return (value + 0.5 * self.steps.objective.weight_decay * w.square().sum(-1)).unsqueeze(-1)
