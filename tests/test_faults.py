@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy
 import fedkeel as fk
 from fedkeel.engine import loop
 from fedkeel.engine.checkpoint import StorageError, write_atomically
+from fedkeel.engine.memory import Tickets
 from tests.processes import alive, children, forked, kill, until
 from tests.tasks import copy_record, same_record
 
@@ -307,14 +308,36 @@ def test_workers_killed_from_outside_change_nothing(seed: int) -> None:
     assert sum(row["dropped"] for row in run.history) == 0
 
 
-def test_idle_workers_killed_between_rounds() -> None:
+@pytest.mark.parametrize("workers", [2, 4])
+def test_idle_workers_killed_between_rounds(workers: int) -> None:
     def kill_all(row: dict[str, Any]) -> None:
         for pid in children(os.getpid()):
             os.kill(pid, signal.SIGKILL)
 
-    run = train("processes", progress=kill_all)
+    run = train("processes", progress=kill_all, workers=workers)
     assert torch.equal(run.params, train("sequential").params)
     assert sum(row["dropped"] for row in run.history) == 0
+
+
+def test_a_machine_on_which_no_worker_can_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tickets, "draw", lambda self: os._exit(7))  # before it begins a client
+    with pytest.raises(fk.RoundError, match=r"0 of 6 clients answered.*workers died.*exit code 7"):
+        train("processes")
+
+
+def test_every_ticket_is_drawn_once() -> None:
+    tickets, context = Tickets(900), multiprocessing.get_context("fork")
+    drawn = context.SimpleQueue()
+    for _ in range(2):  # the second time after a restart
+        people = [context.Process(target=lambda: drawn.put([tickets.draw() for _ in range(301)])) for _ in range(3)]
+        for person in people:
+            person.start()
+        numbers = [number for _ in people for number in drawn.get()]
+        assert sorted(numbers) == [*range(900), 900, 900, 900]
+        for person in people:
+            person.join()
+        tickets.restart()
+    tickets.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

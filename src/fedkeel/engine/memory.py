@@ -1,11 +1,14 @@
-"""Records laid out in plain memory, so that processes can share them, and a word with the allocator."""
+"""Records laid out in plain memory, so that processes can share them, numbers that they draw, and a word with the
+allocator."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import mmap
+import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +49,34 @@ def shared_block(nbytes: int) -> mmap.mmap:
         noreserve = 0x4000  # MAP_NORESERVE: a sparse block may be larger than the memory
         return mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | noreserve)
     return mmap.mmap(-1, max(nbytes, 1))
+
+
+class Tickets:
+    """The numbers 0, 1, 2, ... n; every call of `draw` in any forked process gets the next one, and n once all are drawn.
+
+    They stand in a file, and forked processes share the place up to which it was read. The kernel moves that, so a process
+    may be killed at any moment; one that holds a lock may not.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        if sys.platform == "linux":
+            self.file = os.memfd_create("tickets")
+        else:
+            self.file, path = tempfile.mkstemp()
+            os.unlink(path)
+        os.write(self.file, b"".join(number.to_bytes(4, "little") for number in range(n)))
+        self.restart()
+
+    def restart(self) -> None:
+        os.lseek(self.file, 0, os.SEEK_SET)
+
+    def draw(self) -> int:
+        ticket = os.read(self.file, 4)
+        return int.from_bytes(ticket, "little") if ticket else self.n
+
+    def close(self) -> None:
+        os.close(self.file)
 
 
 def keep_freed_memory() -> None:

@@ -1,9 +1,10 @@
 """Clients spread over worker processes with one thread each.
 
 Workers are forked, so whatever model, loss or data the run was given is there without being pickled. What is sent down,
-uploads and client memory lie in shared memory; a pipe per worker carries only numbers. A worker that dies is an engine
-fault: it is started again and its clients are run again, with the same bits. One that dies on the same client again and
-again, or takes longer than `timeout` over it, makes that a client fault.
+uploads and client memory lie in shared memory; a pipe per worker carries only numbers: the tasks of the round, of which
+each worker draws the next one until none is left, and then one answer, so that the driver does not take a core from them.
+A worker that dies is an engine fault: it is started again and its client is run again, with the same bits. If workers die
+on the same client again and again, or one takes longer than `timeout` over it, that is a client fault.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import os
 import signal
 import sys
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
-from fedkeel.engine.memory import Layout, shared_block, tensor_in
+from fedkeel.engine.memory import Layout, Tickets, shared_block, tensor_in
 from fedkeel.engine.sequential import describe
 from fedkeel.engine.settings import check_workers
 from fedkeel.engine.store import Store
@@ -30,7 +31,8 @@ from fedkeel.engine.work import Jobs, Uploads, Work
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 DEATHS = 3  # of workers over one client, until the client is given up for the round
-AHEAD = 2  # tasks a worker holds, so that it never waits for the next one
+NOTHING = -1
+Task = tuple[Any, ...]  # position in the round, and the arguments of `_work_on` that follow it
 
 
 def die_with(driver: int) -> None:
@@ -44,10 +46,10 @@ def die_with(driver: int) -> None:
 
 @dataclass
 class Worker:
+    number: int
     process: Any
     pipe: Connection
-    tasks: deque[tuple[Any, ...]] = field(default_factory=deque)  # sent and not answered, oldest first
-    since: float = 0.0  # when the oldest of them was begun
+    busy: bool = False  # has tasks and has not answered
 
 
 class Processes:
@@ -59,17 +61,17 @@ class Processes:
         check_workers(workers, timeout)
         self.work, self.store, self.timeout = work, store, timeout
         self.context = multiprocessing.get_context("fork")
-        self._share(down, S)
+        self._share(down, S, workers)
         self.workers: list[Worker] = []
-        for _ in range(workers):
-            self.workers.append(self._start())
+        for number in range(workers):
+            self.workers.append(self._start(number))
 
-    def _share(self, down: Any, S: int) -> None:
-        """Shared memory for what is sent down, and for the uploads of both kinds of rounds."""
+    def _share(self, down: Any, S: int, workers: int) -> None:
+        """Shared memory for what is sent down, for the uploads of all kinds of rounds, and for who does what."""
         b = len(self.work.objective.model.read_buffers())
         uploads = self.work.uploads()
         layouts = [Layout(down)] + [Layout(up, S) for up in uploads.values()]
-        memory = shared_block(sum(layout.nbytes for layout in layouts) + 8 * (b + S * b + S))
+        memory = shared_block(sum(layout.nbytes for layout in layouts) + 8 * (b + S * b + 2 * S + 2 * workers))
         records, at = [], 0
         for layout in layouts:
             records.append(layout.view(memory, at))
@@ -78,17 +80,23 @@ class Processes:
         self.buffers = tensor_in(memory, at, (b,), torch.float64)
         self.new_buffers = tensor_in(memory, at + 8 * b, (S, b), torch.float64)
         self.losses = tensor_in(memory, at + 8 * (b + S * b), (S,), torch.float64)
+        at += 8 * (b + S * b + S)
+        self.tickets = Tickets(S)
+        self.done = tensor_in(memory, at, (S,), torch.int64).numpy()  # 1: the result of this position is there
+        self.doing = tensor_in(memory, at + 8 * S, (workers,), torch.int64).numpy()  # the position that a worker is at
+        self.since = tensor_in(memory, at + 8 * (S + workers), (workers,), torch.float64).numpy()  # when it began that
 
-    def _start(self) -> Worker:
+    def _start(self, number: int) -> Worker:
         ours, theirs = self.context.Pipe()
         others = [worker.pipe for worker in self.workers] + [ours]
-        process = self.context.Process(target=self._serve, args=(theirs, others, os.getpid()), daemon=True)
+        self.doing[number] = NOTHING
+        process = self.context.Process(target=self._serve, args=(number, theirs, others, os.getpid()), daemon=True)
         process.start()
         theirs.close()
-        return Worker(process, ours)
+        return Worker(number, process, ours)
 
-    def _serve(self, pipe: Connection, others: list[Connection], driver: int) -> None:
-        """The life of a worker: read a task, run the client, leave the result in shared memory."""
+    def _serve(self, number: int, pipe: Connection, others: list[Connection], driver: int) -> None:
+        """The life of a worker: draw a task, run the client, leave the result in shared memory."""
         die_with(driver)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
         for other in others:  # or this process would keep its siblings' pipes open after the driver's death
@@ -97,8 +105,17 @@ class Processes:
         torch.set_grad_enabled(False)
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             while True:
-                position, *rest, read_slot, write_slot = pipe.recv()
-                pipe.send((position, self._work_on(position, *rest, read_slot, write_slot)))
+                tasks, faults = pipe.recv(), {}
+                while (ticket := self.tickets.draw()) < len(tasks):
+                    position, *rest = tasks[ticket]
+                    self.since[number], self.doing[number] = time.monotonic(), position
+                    fault = self._work_on(position, *rest)
+                    self.doing[number] = NOTHING
+                    if fault is None:
+                        self.done[position] = 1
+                    else:
+                        faults[position] = fault
+                pipe.send(faults)
         os._exit(0)
 
     def _work_on(
@@ -133,7 +150,7 @@ class Processes:
         record = self.up[jobs.stage]
         stacks = type(record)(*(z[:S] for z in record))
         uploads = Uploads(stacks, self.new_buffers[:S], self.losses[:S], {}, {})
-        tasks = []
+        tasks: list[Task] = []
         for position, client in enumerate(jobs.ids):
             drawn = {name: float(z[position]) for name, z in jobs.drawn.items()}
             slot = None if self.store.initial is None else self.store.stage()
@@ -141,76 +158,86 @@ class Processes:
                 uploads.slots[position] = slot
             tasks.append((position, jobs.stage, jobs.t, client, jobs.K[position], drawn, self.store.live.get(client), slot))
         # The longest first, so that the workers end together.
-        self._distribute(deque(sorted(tasks, key=lambda task: -task[4])), uploads.faults)
+        self._distribute(sorted(tasks, key=lambda task: -task[4]), uploads.faults)
         return uploads
 
-    def _distribute(self, tasks: deque[tuple[Any, ...]], faults: dict[int, str]) -> None:
-        deaths: dict[int, int] = {}
-        while tasks or any(worker.tasks for worker in self.workers):
+    def _distribute(self, tasks: list[Task], faults: dict[int, str]) -> None:
+        """Runs them all; what is lost with a worker is run in another pass."""
+        deaths: Counter[int] = Counter()
+        self.done[:] = 0
+        while tasks:
+            self.tickets.restart()
             for worker in self.workers:
-                while tasks and len(worker.tasks) < AHEAD:
-                    self._send(worker, tasks.popleft())
-            busy = [worker for worker in self.workers if worker.tasks]
-            ready = wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=self._patience(busy))
-            for worker in busy:
-                self._collect(worker, faults)
-                late = self.timeout and worker.tasks and time.monotonic() - worker.since > self.timeout
-                if late:
-                    worker.process.kill()
-                    worker.process.join()
-                if late or worker.process.sentinel in ready or not worker.process.is_alive():
-                    self._collect(worker, faults)  # what it had answered before it died
-                    self._replace(worker, tasks, faults, deaths, bool(late))
+                self._send(worker, tasks)
+            while busy := [worker for worker in self.workers if worker.busy]:
+                wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=self._patience(busy))
+                for worker in busy:
+                    if late := self._is_late(worker):
+                        worker.process.kill()
+                        worker.process.join()
+                    self._collect(worker, faults)
+                    if late or (worker.busy and not worker.process.is_alive()):
+                        # It may have gone on to another client just before it was killed.
+                        self._blame(worker, tasks, faults, deaths, late and self._is_late(worker))
+                        new = self._replace(worker)
+                        if self._left(tasks, faults):
+                            self._send(new, tasks)
+            tasks = self._left(tasks, faults)
 
-    def _send(self, worker: Worker, task: tuple[Any, ...]) -> None:
-        if not worker.tasks:
-            worker.since = time.monotonic()
-        worker.tasks.append(task)
+    def _left(self, tasks: list[Task], faults: dict[int, str]) -> list[Task]:
+        return [task for task in tasks if not self.done[task[0]] and task[0] not in faults]
+
+    def _send(self, worker: Worker, tasks: list[Task]) -> None:
+        worker.busy = True
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # then its sentinel is ready, too
-            worker.pipe.send(task)
-
-    def _patience(self, busy: list[Worker]) -> float | None:
-        if self.timeout is None:
-            return None
-        return max(0.0, min(worker.since for worker in busy) + self.timeout - time.monotonic())
+            worker.pipe.send(tasks)
 
     def _collect(self, worker: Worker, faults: dict[int, str]) -> None:
         with contextlib.suppress(EOFError, ConnectionResetError):
-            while worker.tasks and worker.pipe.poll():
-                position, fault = worker.pipe.recv()
-                worker.tasks.popleft()
-                worker.since = time.monotonic()
-                if fault is not None:
-                    faults[position] = fault
+            if worker.pipe.poll():
+                faults |= worker.pipe.recv()
+                worker.busy = False
 
-    def _replace(
-        self, worker: Worker, tasks: deque[tuple[Any, ...]], faults: dict[int, str], deaths: dict[int, int], late: bool
-    ) -> None:
-        """A new process for a worker that is gone; what it held goes back to the tasks."""
-        held = worker.tasks
+    def _patience(self, busy: list[Worker]) -> float | None:
+        """How long nobody can be late."""
+        if self.timeout is None:
+            return None
+        now = time.monotonic()
+        begun = [self.since[w.number] if self.doing[w.number] != NOTHING else now for w in busy]
+        return max(0.0, float(min(begun)) + self.timeout - now)
+
+    def _is_late(self, worker: Worker) -> bool:
+        if self.timeout is None or self.doing[worker.number] == NOTHING:
+            return False
+        return bool(time.monotonic() - self.since[worker.number] > self.timeout)
+
+    def _blame(self, worker: Worker, tasks: list[Task], faults: dict[int, str], deaths: Counter[int], late: bool) -> None:
+        """Notes the client that a worker died on. Many who die before they begin one count for the next client in turn,
+        so that a machine on which no worker can live ends the run."""
+        at = int(self.doing[worker.number])
+        deaths[at] += 1
+        if late:
+            faults[at] = f"Timeout: no result within {self.timeout:g} s"
+        elif deaths[at] >= (DEATHS if at != NOTHING else DEATHS * len(self.workers)):
+            for position in [task[0] for task in self._left(tasks, faults)][:1] if at == NOTHING else [at]:
+                code = worker.process.exitcode
+                faults[position] = f"WorkerDied: {deaths[at]} workers died on this client (exit code {code})"
+
+    def _replace(self, worker: Worker) -> Worker:
         worker.process.join()
         worker.pipe.close()
-        code = worker.process.exitcode
-        if held:
-            position = held[0][0]
-            deaths[position] = deaths.get(position, 0) + 1
-            if late:
-                faults[position] = f"Timeout: no result within {self.timeout:g} s"
-                held.popleft()
-            elif deaths[position] >= DEATHS:
-                faults[position] = f"WorkerDied: {DEATHS} workers died on this client (exit code {code})"
-                held.popleft()
-        tasks.extendleft(reversed(held))
         self.workers.remove(worker)
-        self.workers.append(self._start())
+        self.workers.append(self._start(worker.number))
+        return self.workers[-1]
 
     def close(self) -> None:
         for worker in self.workers:
             worker.pipe.close()
-            if worker.tasks:  # the run has failed: nobody waits for these
+            if worker.busy:  # the run has failed: nobody waits for these
                 worker.process.kill()
         for worker in self.workers:
             worker.process.join(timeout=2)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
+        self.tickets.close()
