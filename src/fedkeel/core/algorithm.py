@@ -192,7 +192,11 @@ def algorithms() -> list[str]:
 
 def lookup(name: str) -> type[Algorithm]:
     """The class registered under `name`."""
-    _import_all()
+    own = name.replace("-", "_")  # importing the file of one method is faster than importing all
+    if name not in _registry and own in _files():
+        importlib.import_module(f"fedkeel.algorithms.{own}")
+    if name not in _registry:
+        _import_all()
     if name not in _registry:
         raise ValueError(f"algorithm: unknown name {name!r}{nearest(name, _registry)}")
     return _registry[name]
@@ -217,10 +221,14 @@ def nearest(word: str, known: Any) -> str:
 
 
 @functools.cache
-def _import_all() -> None:
+def _files() -> list[str]:
     package = importlib.import_module("fedkeel.algorithms")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"fedkeel.algorithms.{module.name}")
+    return [module.name for module in pkgutil.iter_modules(package.__path__)]
+
+
+def _import_all() -> None:
+    for name in _files():
+        importlib.import_module(f"fedkeel.algorithms.{name}")
 
 
 # Hyper-parameters -----------------------------------------------------------------------------------------------------
