@@ -40,8 +40,9 @@ COMMANDS = {
     "ppf-fig6": "reproduce ppf/fig6 --cases beta --rounds 100 --evaluate-every 5 --seeds 2 "
     "--search rounds=30 --search every=10",
     "pt-tab1": f"reproduce pt/tab1 --cases cifar-10 {LENET} --rounds 200 --target 0.35 --search rounds=100 "
-    "--set fedavg.lr=0.01,0.03,0.1 --set scaffold.lr=0.01,0.03,0.1 --set local-adam.lr=0.0003,0.001,0.003 "
-    "--set fedlada.lr=0.0003,0.001,0.003 --set fadamet.lr=0.0003,0.001,0.003 --set fadamgt.lr=0.0003,0.001,0.003",
+    "--set fedavg.lr=0.01,0.03,0.1,0.3 --set scaffold.lr=0.003,0.01,0.03,0.1 --set local-adam.lr=0.0003,0.001,0.003,0.01 "
+    "--set fedlada.lr=0.0003,0.001,0.003,0.01 --set fadamet.lr=0.0003,0.001,0.003 "
+    "--set fadamgt.lr=0.0003,0.001,0.003,0.01",
     "lada-tab5": f"reproduce lada/tab5 --data cifar10 {LENET} --rounds 200 --seeds 2",
     "lada-tab10": f"reproduce lada/tab10 {LENET} --rounds 200 --seeds 2",
     "lada-fig8": f"reproduce lada/fig8 {LENET} --rounds 200 --seeds 2",

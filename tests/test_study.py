@@ -87,6 +87,9 @@ def test_what_the_command_line_says_wins_over_cases_and_methods():
     assert kept["paper"][0]["values"] == {"fedavg": [2]}
     with pytest.raises(ValueError, match="it must fit one of: A, B b"):
         choose_cases(file, "nothing")
+    file = {"cases": [{"name": name} for name in ("CIFAR-10 S=5", "CIFAR-10 S=50", "CIFAR-100 S=5")]}
+    for words, names in {"cifar-10": [0, 1], "CIFAR-10 s=5": [0], "cifar-1*": [0, 1, 2], "s=5": [0, 2]}.items():
+        assert choose_cases(file, words)["cases"] == [file["cases"][i] for i in names]
 
 
 def test_a_recipe_with_other_axes_and_a_grid(fedkeel):

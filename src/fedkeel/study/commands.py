@@ -80,7 +80,8 @@ def reproduce(
     cases: Annotated[
         str,
         typer.Option(
-            help="Only the columns whose names contain one of these. [dim]E.g. --cases mnist,cifar-10[/dim]", metavar="NAMES"
+            help="Only the columns whose names contain one of these words. [dim]E.g. --cases mnist,cifar-10[/dim]",
+            metavar="NAMES",
         ),
     ] = "",
     over: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUES", help=OVER_HELP, show_default=False)] = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,14 +66,13 @@ def set_values(file: File, changes: Sequence[str]) -> File:
 
 
 def choose_cases(file: File, patterns: str) -> File:
-    """The cases whose names fit one of the patterns of --cases, a comma between them; `mnist` is short for `*mnist*`."""
+    """The cases whose names fit one of the patterns of --cases, a comma between them: patterns with `*`, or whole words of
+    the name, so that `cifar-10` does not mean CIFAR-100."""
     wanted = [z.strip().lower() for z in patterns.split(",") if z.strip()]
     if not wanted:
         return file
     names = [case["name"] for case in file.get("cases", [])]
-    kept = [
-        z for z in names if any(z.lower() == w or fnmatch.fnmatch(z.lower(), w if "*" in w else f"*{w}*") for w in wanted)
-    ]
+    kept = [name for name in names if any(_fits(name.lower(), pattern) for pattern in wanted)]
     if not kept:
         told = ", ".join(names) or "there are none in this study"
         raise ValueError(f"cases = {patterns!r} is not allowed; it must fit one of: {told}")
@@ -81,6 +81,12 @@ def choose_cases(file: File, patterns: str) -> File:
     if search.get("case") not in (None, *kept):
         search["case"] = kept[0]
     return file | {"cases": [z for z in file["cases"] if z["name"] in kept], "paper": paper, "search": search}
+
+
+def _fits(name: str, pattern: str) -> bool:
+    if "*" in pattern:
+        return name == pattern or fnmatch.fnmatch(name, pattern)
+    return re.search(rf"(?<!\w){re.escape(pattern)}(?!\w)", name) is not None
 
 
 def _at_cases(paper: Mapping[str, Any], names: Sequence[str], kept: Sequence[str]) -> File:
