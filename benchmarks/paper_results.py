@@ -43,6 +43,9 @@ COMMANDS = {
     "--set fedavg.lr=0.01,0.03,0.1,0.3 --set scaffold.lr=0.003,0.01,0.03,0.1 --set local-adam.lr=0.0003,0.001,0.003,0.01 "
     "--set fedlada.lr=0.0003,0.001,0.003,0.01 --set fadamet.lr=0.0003,0.001,0.003 "
     "--set fadamgt.lr=0.0003,0.001,0.003,0.01",
+    "pt-tab2": "reproduce pt/tab2 --cases sst-2 --model hf:MINILM --length 48 --lora-rank 8 --lora-layers 2 --cohort 50 "
+    "--local-steps 2 --batch-size 8 --rounds 40 --evaluate-every 2 --target 0.7 --seeds 1"
+    + "".join(f" --set fedit-{z}.lr=0.002 --set fedit-{z}.server_lr=1" for z in ("adam", "adamet", "adamgt")),
     "lada-tab5": f"reproduce lada/tab5 --data cifar10 {LENET} --rounds 200 --seeds 2",
     "lada-tab10": f"reproduce lada/tab10 {LENET} --rounds 200 --seeds 2",
     "lada-fig8": f"reproduce lada/fig8 {LENET} --rounds 200 --seeds 2",
@@ -133,6 +136,9 @@ def main() -> None:
     parser.add_argument("name", choices=sorted(COMMANDS))
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs lie, e.g. --runs /tmp/runs")
     parser.add_argument("--data-dir", help="folder of the data sets, e.g. --data-dir ../shared/data")
+    parser.add_argument(
+        "--minilm", default="minilm", help="folder of MiniLM, for pt-tab2 (benchmarks/tasks.py tells where from)"
+    )
     parser.add_argument("--jobs", help="runs at a time, e.g. --jobs 1")
     parser.add_argument("--publish", action="store_true", help="run nothing, write what is complete")
     given = parser.parse_args()
@@ -141,7 +147,8 @@ def main() -> None:
     if not given.publish:
         more = ["--out", str(runs)] + (["--jobs", given.jobs] if given.jobs else [])
         env = os.environ | ({"FEDKEEL_DATA": given.data_dir} if given.data_dir else {})
-        subprocess.run([sys.executable, "-m", "fedkeel", *shlex.split(COMMANDS[given.name]), *more], env=env, check=True)
+        words = shlex.split(COMMANDS[given.name].replace("MINILM", given.minilm))
+        subprocess.run([sys.executable, "-m", "fedkeel", *words, *more], env=env, check=True)
     publish(given.name, runs)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fedkeel import cli, config
 from fedkeel.study.compare import carry_out
-from fedkeel.study.edit import add_axes, choose_cases, override
+from fedkeel.study.edit import add_axes, choose_cases, choose_methods, override, set_values
 from fedkeel.study.file import Range
 from fedkeel.study.numbers import Outcome, of_run, robust_width
 from fedkeel.study.runner import read_study, run_study
@@ -90,6 +90,15 @@ def test_what_the_command_line_says_wins_over_cases_and_methods():
     file = {"cases": [{"name": name} for name in ("CIFAR-10 S=5", "CIFAR-10 S=50", "CIFAR-100 S=5")]}
     for words, names in {"cifar-10": [0, 1], "CIFAR-10 s=5": [0], "cifar-1*": [0, 1, 2], "s=5": [0, 2]}.items():
         assert choose_cases(file, words)["cases"] == [file["cases"][i] for i in names]
+
+
+def test_a_value_that_is_set_wins_over_that_of_a_case():
+    case = {"name": "A", "lr": 0.5, "methods": {"fedprox": {"mu": 3.0, "lr": 0.4}}}
+    file = {**TASK, "methods": {"fedavg": {}, "fedprox": {}, "fedcm": {}}, "cases": [case]}
+    file = set_values(choose_methods(file, ""), ["fedavg.lr=0.2", "fedprox.mu=1", "fedprox.lr=0.1,0.3"])
+    a, b, c = Study.read(file).branches
+    assert (a.config.hyperparameters["lr"], c.config.hyperparameters["lr"]) == (0.2, 0.5)
+    assert (b.config.hyperparameters["mu"], b.grid) == (1.0, {"lr": [0.1, 0.3]})
 
 
 def test_a_recipe_with_other_axes_and_a_grid(fedkeel):

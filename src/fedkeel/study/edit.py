@@ -60,8 +60,12 @@ def set_values(file: File, changes: Sequence[str]) -> File:
         values = tried[0] if len(tried) == 1 else {known: [one[known] for one in tried] for known in tried[0]}
         methods = methods | {name: methods[name] | values}
         for case in file.get("cases", []):
-            for key in values:
-                case.get("methods", {}).get(name, {}).pop(key, None)
+            mine = case["methods"].pop(name, {})
+            mine = {key: z for key, z in mine.items() if key not in values}
+            mine |= {
+                key: z for key, z in values.items() if key in case
+            }  # or the case's, which is for all methods, would win
+            case["methods"] |= {name: mine} if mine else {}
     return file | {"methods": methods}
 
 
