@@ -30,8 +30,13 @@ NUMBERS = ("config.toml", "metrics.jsonl", "summary.json")  # of a run; not its 
 
 # LeNet-5 stands for ResNet-18, and T is cut, where the paper's scale would take weeks here: the README of a result tells.
 LENET = "--model lenet5 --local-steps 5 --batch-size 20 --evaluate-every 10"
+GRADMA = ("gradma-w", "gradma-s", "gradma")
 COMMANDS = {
     "gradma-mnist": "reproduce gradma/tab2 --cases mnist --evaluate-every 5 --search rounds=100 --search every=10",
+    # The same column as its third, with short steps for all: what the search of gradma-mnist does not choose.
+    "gradma-mnist-short": "reproduce gradma/tab2 --cases 'mnist s=10 omega=0.01' --evaluate-every 5 --search rounds=100 "
+    "--search every=10 --algorithms fedavg,fedavgm,scaffold,gradma-w,gradma-s,gradma"
+    + "".join(f" --set {z}.lr=0.01 --set {z}.server_lr=1" for z in ("fedavg", "fedavgm", "scaffold", *GRADMA)),
     "gradma-cifar10": "reproduce gradma/tab2 --cases cifar-10 --evaluate-every 10 --search rounds=100 --search every=20 "
     "--algorithms fedavg,fedavgm,mifa,scaffold,gradma-w,gradma-s,gradma",
     "lamb-supp-fig1": "reproduce lamb/supp-fig1 --model mlp --evaluate-every 2 --seeds 1 --search rounds=5 --search every=5",
