@@ -46,8 +46,8 @@ COMMANDS = {
     "--search rounds=30 --search every=10",
     "pt-tab1": f"reproduce pt/tab1 --cases cifar-10 {LENET} --rounds 200 --target 0.35 --search rounds=100 "
     "--set fedavg.lr=0.01,0.03,0.1,0.3 --set scaffold.lr=0.003,0.01,0.03,0.1 --set local-adam.lr=0.0003,0.001,0.003,0.01 "
-    "--set fedlada.lr=0.0003,0.001,0.003,0.01 --set fadamet.lr=0.0003,0.001,0.003 "
-    "--set fadamgt.lr=0.0003,0.001,0.003,0.01",
+    "--set fedlada.lr=0.0003,0.001,0.003,0.01,0.03 --set fadamet.lr=0.0003,0.001,0.003 "
+    "--set fadamgt.lr=0.0003,0.001,0.003,0.01,0.03",
     "pt-tab2": "reproduce pt/tab2 --cases sst-2 --model hf:MINILM --length 48 --lora-rank 8 --lora-layers 2 --cohort 50 "
     "--local-steps 2 --batch-size 8 --rounds 40 --evaluate-every 2 --target 0.7 --seeds 1"
     + "".join(f" --set fedit-{z}.lr=0.002 --set fedit-{z}.server_lr=1" for z in ("adam", "adamet", "adamgt")),
