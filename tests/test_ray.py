@@ -79,9 +79,10 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def free(cluster: Any) -> Any:
-    """The cluster with nobody on it."""
+    """The cluster with nobody on it; nodes that a test killed are known to be dead."""
     while cluster.idle:
         ray.kill(cluster.idle.pop())
+    until(lambda: sum(node["Alive"] for node in ray.nodes()) == 1, seconds=60)
     return cluster
 
 
