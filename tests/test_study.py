@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedkeel import cli, config
+from fedkeel.study.cells import in_paper_units
 from fedkeel.study.compare import carry_out
 from fedkeel.study.edit import add_axes, choose_cases, choose_methods, override, set_values
 from fedkeel.study.file import Range
@@ -321,3 +322,9 @@ def test_width_of_the_robust_interval():
     assert robust_width(points) == pytest.approx(1.0)
     assert robust_width(points, share=0.5) == pytest.approx(2.0)
     assert robust_width([(1e-3, 0.99), (1e-2, 0.2), (1e-1, 1.0)]) == 0  # not across a gap
+
+
+def test_what_was_spent_without_reaching_the_target():
+    row = {"seeds": 4, "rounds": 3000, "cost": 6000.0, "reached_target": 0, "rounds_to_target": None, "cost_to_target": None}
+    assert [in_paper_units(row, f"{kind}_to_target") for kind in ("rounds", "cost")] == [">3000", ">6000"]
+    assert in_paper_units(row | {"reached_target": 3}, "cost_to_target") == ">6000 (3/4)"

@@ -36,9 +36,10 @@ def cells(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
     return shown
 
 
-def missed_target(row: Row, name: str) -> str:
+def missed_target(row: Row, name: str, kind: str = "rounds") -> str:
+    """What was spent without all seeds reaching the target, and how many did."""
     reached = row[f"reached_{name}"]
-    return f">{row['rounds']}" + (f" ({reached}/{row['seeds']})" if reached else "")
+    return f">{row[kind]:g}" + (f" ({reached}/{row['seeds']})" if reached else "")
 
 
 def in_paper_units(row: Row, metric: str) -> str:
@@ -46,7 +47,8 @@ def in_paper_units(row: Row, metric: str) -> str:
     if metric in ACCURACIES or metric.endswith("accuracy"):
         return spread(row, metric, ".2f", 100)
     if row.get(metric) is None and "_to_" in metric and row["seeds"]:
-        return missed_target(row, metric.partition("_to_")[2])
+        kind, _, name = metric.partition("_to_")
+        return missed_target(row, name, kind)
     return spread(row, metric, ".4g" if "norm" in metric or "loss" in metric else ".1f")
 
 
