@@ -26,7 +26,6 @@ from fedkeel.core.steps import Steps
 Record = Any  # a NamedTuple of tensors
 # Optional exchanges: the method that announces one, and those that are then called.
 HOOKS = {"warms_up": ("warmup", "begin"), "surveys": ("survey", "prepare")}
-UNREACHED = "only called where `warms_up` or `surveys` says so, and then the decorator has checked that it is defined"
 
 
 @dataclass(frozen=True)
@@ -63,29 +62,20 @@ class Algorithm(ABC):
         return self
 
     def warms_up(self) -> bool:
-        """Does this method visit all clients once, before round 0? Then `warmup` and `begin` say what happens there."""
+        """Does this method visit all clients once, before round 0?
+
+        Then it defines `warmup(down, mem, steps)`, as `client` with batches of their own, and `begin(s, up, r)`, as `server`
+        but called for a part of the clients at a time, so it may only add up `r.share`.
+        """
         return False
-
-    def warmup(self, down: Any, mem: Any, steps: Steps) -> tuple[Record, Record | None]:
-        """As `client`, with batches of their own."""
-        raise NotImplementedError(UNREACHED)
-
-    def begin(self, s: Any, up: Any, r: Any) -> Record:
-        """As `server`, but called for a part of the clients at a time, so it may only add up `r.share`."""
-        raise NotImplementedError(UNREACHED)
 
     def surveys(self, t: int = 0) -> bool:
-        """Does round t begin with an exchange of its own, before the local steps? Then `survey` and `prepare` say what
-        happens there; what `prepare` puts into the sent fields reaches the clients with the local steps (see `mime`)."""
+        """Does round t begin with an exchange of its own, before the local steps?
+
+        Then it defines `survey(down, mem, steps)`, as `client`, and `prepare(s, up, r)`, as `server`; what `prepare` puts
+        into the sent fields reaches the clients with the local steps (see `mime`).
+        """
         return False
-
-    def survey(self, down: Any, mem: Any, steps: Steps) -> tuple[Record, Record | None]:
-        """As `client`."""
-        raise NotImplementedError(UNREACHED)
-
-    def prepare(self, s: Any, up: Any, r: Any) -> Record:
-        """As `server`."""
-        raise NotImplementedError(UNREACHED)
 
     def draw(self, rng: np.random.Generator, ids: Sequence[int]) -> dict[str, np.ndarray]:
         """Per-client random roles of a round, name -> [S]: `steps.drawn` for clients, `r.drawn` for the server.
@@ -179,7 +169,7 @@ def _check_hooks(name: str, cls: type[Algorithm]) -> None:
     """A method that says that it has an exchange of its own must also say what happens there."""
     for says, needed in HOOKS.items():
         if getattr(cls, says) is not getattr(Algorithm, says):
-            missing = [hook for hook in needed if getattr(cls, hook) is getattr(Algorithm, hook)]
+            missing = [hook for hook in needed if not hasattr(cls, hook)]
             if missing:
                 raise TypeError(f"{name}: it defines {says}, so it must define {' and '.join(missing)}, too")
 

@@ -31,7 +31,7 @@ from fedkeel.engine.work import Jobs, Uploads, Work
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 DEATHS = 3  # of workers over one client, until the client is given up for the round
-NOTHING = -1
+NOTHING = -1  # instead of a position: between two clients
 Task = tuple[Any, ...]  # position in the round, and the arguments of `_work_on` that follow it
 
 
@@ -214,14 +214,16 @@ class Processes:
     def _blame(self, worker: Worker, tasks: list[Task], faults: dict[int, str], deaths: Counter[int], late: bool) -> None:
         """Notes the client that a worker died on. Many who die before they begin one count for the next client in turn,
         so that a machine on which no worker can live ends the run."""
-        at = int(self.doing[worker.number])
+        at, code = int(self.doing[worker.number]), worker.process.exitcode
         deaths[at] += 1
+        if at == NOTHING:
+            limit, blamed = DEATHS * len(self.workers), [task[0] for task in self._left(tasks, faults)]
+        else:
+            limit, blamed = DEATHS, [at]
         if late:
             faults[at] = f"Timeout: no result within {self.timeout:g} s"
-        elif deaths[at] >= (DEATHS if at != NOTHING else DEATHS * len(self.workers)):
-            for position in [task[0] for task in self._left(tasks, faults)][:1] if at == NOTHING else [at]:
-                code = worker.process.exitcode
-                faults[position] = f"WorkerDied: {deaths[at]} workers died on this client (exit code {code})"
+        elif blamed and deaths[at] >= limit:
+            faults[blamed[0]] = f"WorkerDied: {deaths[at]} workers died on this client (exit code {code})"
 
     def _replace(self, worker: Worker) -> Worker:
         worker.process.join()
