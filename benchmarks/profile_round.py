@@ -45,10 +45,10 @@ def two_workers(fed: fk.Federation) -> str:
     work_on, run = Processes._work_on, Processes.run
     rounds: list[tuple[float, float, np.ndarray]] = []
 
-    def timed_work(self: Processes, position: int, *rest: Any) -> str | None:
+    def timed_work(self: Processes, task: Any, samples: Any) -> str | None:
         start = time.perf_counter()
-        fault = work_on(self, position, *rest)
-        begun[position] = start, time.perf_counter()
+        fault = work_on(self, task, samples)
+        begun[task.position] = start, time.perf_counter()
         return fault
 
     def timed_run(self: Processes, jobs: Any) -> Any:

@@ -27,6 +27,7 @@ import fedkeel as fk
 from fedkeel.engine import loop
 from fedkeel.engine.checkpoint import StorageError, write_atomically
 from fedkeel.engine.memory import Tickets
+from fedkeel.engine.processes import Task, in_portions
 from tests.processes import alive, children, forked, kill, until
 from tests.tasks import copy_record, same_record
 
@@ -323,6 +324,18 @@ def test_a_machine_on_which_no_worker_can_live(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Tickets, "draw", lambda self: os._exit(7))  # before it begins a client
     with pytest.raises(fk.RoundError, match=r"0 of 6 clients answered.*workers died.*exit code 7"):
         train("processes")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("S", [1, 2, 3, 10, 100])
+def test_portions_hold_every_client_once_and_leave_enough_to_share(S: int, workers: int) -> None:
+    tasks = [Task(position, "client", 0, 7 * position, 1 + position % 4, {}, None, None) for position in range(S)]
+    portions = in_portions(tasks, workers)
+    assert sorted(task.position for portion in portions for task in portion) == list(range(S))
+    assert all(portions)
+    assert max(map(len, portions)) <= max(1, 2 * S / (3 * workers))
+    alone = [portion for portion in portions if len(portion) == 1]
+    assert [portion[0].K for portion in alone] == sorted((portion[0].K for portion in alone), reverse=True)
 
 
 def test_every_ticket_is_drawn_once() -> None:

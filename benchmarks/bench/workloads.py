@@ -65,7 +65,7 @@ class Workload:
 
 
 WORKLOADS = {
-    "a": Workload("MLP 784-200-200-10", "mlp2", (784,), 10, 100, 600, 10, 10, 32, rounds=12, widths=(784, 200, 200, 10)),
+    "a": Workload("MLP 784-200-200-10", "mlp2", (784,), 10, 100, 600, 10, 10, 32, rounds=30, widths=(784, 200, 200, 10)),
     "b": Workload("digits, 64-32-10", "", (64,), 10, 1000, 20, 10, 10, 10, rounds=40, widths=(64, 32, 10), data="digits"),
     "c": Workload("CNN of 3 convolutions, 28 x 28", "cnn3", (1, 28, 28), 10, 100, 200, 10, 3, 32, rounds=2),
     "d": Workload("LeNet-5, 32 x 32", "lenet5", (3, 32, 32), 10, 100, 320, 10, 5, 32, rounds=4),

@@ -1,8 +1,9 @@
 """Clients spread over worker processes with one thread each.
 
 Workers are forked, so whatever model, loss or data the run was given is there without being pickled. What is sent down,
-uploads and client memory lie in shared memory; a pipe per worker carries only numbers: the tasks of the round, of which
-each worker draws the next one until none is left, and then one answer, so that the driver does not take a core from them.
+uploads and client memory lie in shared memory; a pipe per worker carries only numbers: the tasks of the round in portions,
+of which each worker draws the next one until none is left, and then one answer, so that the driver does not take a core
+from them.
 A worker that dies is an engine fault: it is started again and its client is run again, with the same bits. If workers die
 on the same client again and again, or one takes longer than `timeout` over it, that is a client fault.
 """
@@ -19,7 +20,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,12 +28,11 @@ from fedkeel.engine.memory import Layout, Tickets, shared_block, tensor_in
 from fedkeel.engine.sequential import describe
 from fedkeel.engine.settings import check_workers
 from fedkeel.engine.store import Store
-from fedkeel.engine.work import Jobs, Uploads, Work
+from fedkeel.engine.work import Jobs, Samples, Uploads, Work
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 DEATHS = 3  # of workers over one client, until the client is given up for the round
 NOTHING = -1  # instead of a position: between two clients
-Task = tuple[Any, ...]  # position in the round, and the arguments of `_work_on` that follow it
 
 
 def die_with(driver: int) -> None:
@@ -42,6 +42,28 @@ def die_with(driver: int) -> None:
         _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != driver:  # it was too fast for us
         os._exit(0)
+
+
+class Task(NamedTuple):
+    """A client to be run."""
+
+    position: int  # in the round
+    stage: str
+    t: int
+    client: int
+    K: int
+    drawn: dict[str, float]
+    read_slot: int | None  # of the store
+    write_slot: int | None
+
+
+def in_portions(tasks: list[Task], workers: int) -> list[list[Task]]:
+    """Two thirds of a worker's share at once, since samples of several clients are fetched faster together; then one by one,
+    the longest first, so that the workers end together even if one of them has but half a core."""
+    tasks = sorted(tasks, key=lambda task: -task.K)
+    large = 2 * len(tasks) // (3 * workers) * workers
+    together = [tasks[number:large:workers] for number in range(workers)] if large else []
+    return together + [[task] for task in tasks[large:]]
 
 
 @dataclass
@@ -96,7 +118,7 @@ class Processes:
         return Worker(number, process, ours)
 
     def _serve(self, number: int, pipe: Connection, others: list[Connection], driver: int) -> None:
-        """The life of a worker: draw a task, run the client, leave the result in shared memory."""
+        """The life of a worker: draw a portion, run its clients, leave the results in shared memory."""
         die_with(driver)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
         for other in others:  # or this process would keep its siblings' pipes open after the driver's death
@@ -105,33 +127,28 @@ class Processes:
         torch.set_grad_enabled(False)
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             while True:
-                tasks, faults = pipe.recv(), {}
-                while (ticket := self.tickets.draw()) < len(tasks):
-                    position, *rest = tasks[ticket]
-                    self.since[number], self.doing[number] = time.monotonic(), position
-                    fault = self._work_on(position, *rest)
-                    self.doing[number] = NOTHING
-                    if fault is None:
-                        self.done[position] = 1
-                    else:
-                        faults[position] = fault
+                portions, faults = pipe.recv(), {}
+                while (ticket := self.tickets.draw()) < len(portions):
+                    self._run_portion(number, portions[ticket], faults)
                 pipe.send(faults)
         os._exit(0)
 
-    def _work_on(
-        self,
-        position: int,
-        stage: str,
-        t: int,
-        client: int,
-        K: int,
-        drawn: dict[str, float],
-        read_slot: int | None,
-        write_slot: int | None,
-    ) -> str | None:
+    def _run_portion(self, number: int, portion: list[Task], faults: dict[int, str]) -> None:
+        fetched = self.work.samples(portion[0].t, [task.client for task in portion], [task.K for task in portion])
+        for task, samples in zip(portion, fetched, strict=True):
+            self.since[number], self.doing[number] = time.monotonic(), task.position
+            fault = self._work_on(task, samples)
+            self.doing[number] = NOTHING
+            if fault is None:
+                self.done[task.position] = 1
+            else:
+                faults[task.position] = fault
+
+    def _work_on(self, task: Task, samples: Samples) -> str | None:
         try:
+            position, stage, t, client, K, drawn, read_slot, write_slot = task
             mem = self.store.slot_record(read_slot)
-            result = self.work.one(stage, t, client, K, drawn, self.down, self.buffers, mem)
+            result = self.work.one(stage, t, client, K, drawn, self.down, self.buffers, mem, samples)
             for target, z in zip(self.up[stage], result.up, strict=True):
                 target[position] = z
             self.new_buffers[position] = result.buffers
@@ -156,9 +173,9 @@ class Processes:
             slot = None if self.store.initial is None else self.store.stage()
             if slot is not None:
                 uploads.slots[position] = slot
-            tasks.append((position, jobs.stage, jobs.t, client, jobs.K[position], drawn, self.store.live.get(client), slot))
-        # The longest first, so that the workers end together.
-        self._distribute(sorted(tasks, key=lambda task: -task[4]), uploads.faults)
+            read = self.store.live.get(client)
+            tasks.append(Task(position, jobs.stage, jobs.t, client, jobs.K[position], drawn, read, slot))
+        self._distribute(tasks, uploads.faults)
         return uploads
 
     def _distribute(self, tasks: list[Task], faults: dict[int, str]) -> None:
@@ -166,9 +183,10 @@ class Processes:
         deaths: Counter[int] = Counter()
         self.done[:] = 0
         while tasks:
+            portions = in_portions(tasks, len(self.workers))
             self.tickets.restart()
             for worker in self.workers:
-                self._send(worker, tasks)
+                self._send(worker, portions)
             while busy := [worker for worker in self.workers if worker.busy]:
                 wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=self._patience(busy))
                 for worker in busy:
@@ -181,16 +199,16 @@ class Processes:
                         self._blame(worker, tasks, faults, deaths, late and self._is_late(worker))
                         new = self._replace(worker)
                         if self._left(tasks, faults):
-                            self._send(new, tasks)
+                            self._send(new, portions)
             tasks = self._left(tasks, faults)
 
     def _left(self, tasks: list[Task], faults: dict[int, str]) -> list[Task]:
-        return [task for task in tasks if not self.done[task[0]] and task[0] not in faults]
+        return [task for task in tasks if not self.done[task.position] and task.position not in faults]
 
-    def _send(self, worker: Worker, tasks: list[Task]) -> None:
+    def _send(self, worker: Worker, portions: list[list[Task]]) -> None:
         worker.busy = True
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # then its sentinel is ready, too
-            worker.pipe.send(tasks)
+            worker.pipe.send(portions)
 
     def _collect(self, worker: Worker, faults: dict[int, str]) -> None:
         with contextlib.suppress(EOFError, ConnectionResetError):
@@ -217,7 +235,7 @@ class Processes:
         at, code = int(self.doing[worker.number]), worker.process.exitcode
         deaths[at] += 1
         if at == NOTHING:
-            limit, blamed = DEATHS * len(self.workers), [task[0] for task in self._left(tasks, faults)]
+            limit, blamed = DEATHS * len(self.workers), [task.position for task in self._left(tasks, faults)]
         else:
             limit, blamed = DEATHS, [at]
         if late:
