@@ -279,6 +279,20 @@ def test_auto_does_not_run_long_jobs_one_by_one(monkeypatch: pytest.MonkeyPatch)
     assert ("processes" in why) == (auto.cores() > 1)
 
 
+def test_auto_is_not_misled_by_a_moment_in_which_the_machine_was_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, busy, timed = 0.001, 0.05, auto._timed
+
+    def slow_at_first(engine: Any, *given: Any) -> float:
+        timed(engine, *given)
+        calls.append(engine)
+        return busy if len(calls) <= 2 else calm
+
+    calls: list[Any] = []
+    monkeypatch.setattr(auto, "_timed", slow_at_first)
+    per_round = estimates(train(engine="auto", cohort=7, local_steps=3))["sequential"] / 2
+    assert per_round == pytest.approx(7 * calm)
+
+
 def test_auto_has_the_bits_of_the_engine_that_it_chose() -> None:
     """The measurement leaves no trace, in client memory least of all."""
     run = train(engine="auto", rounds=30)

@@ -18,6 +18,7 @@ WORTH_MEASURING = 6.0  # seconds that a run must be expected to take; a trial of
 LONG_STEP = 0.1  # seconds; where a local step takes longer, one of them is measurement enough
 TRIAL_STEPS = 3  # local steps of all clients at once, twice, to see what that takes
 TRIAL_SHARE = 0.05  # of the expected time may go into that
+REPEAT, BRIEF = 5, 0.1  # times that a measurement is repeated until it has taken so many seconds: others disturb it
 START_WORKERS = 0.3  # seconds until worker processes answer, about
 COMPILE = 45.0  # seconds that torch.compile takes for a small model, about
 COMPILED_GAIN = 1.5  # how much faster small dense models then are, about (`fedkeel bench --only b`)
@@ -32,7 +33,7 @@ def choose(work: Work, store: Store, jobs: Jobs, rounds: int, workers: int | Non
     first = Sequential(work, store)
     step = _timed(first, store, _part(jobs, 1, 1))  # pays for lazy set-up, too
     one = _part(jobs, 1, 1 if step > LONG_STEP else jobs.K[0])
-    client = _timed(first, store, one) / one.K[0] * sum(jobs.K)
+    client = _fastest(first, store, one) / one.K[0] * sum(jobs.K)
     estimates = {"sequential": client * rounds}
     workers = min(workers or cores(), len(jobs.ids))
     on_cpu = work.objective.model.device.type == "cpu"
@@ -71,10 +72,16 @@ def _try_vectorized(work: Work, store: Store, jobs: Jobs) -> float | None:
         engine = Vectorized(work, store)
         if _timed(engine, store, jobs) is None:
             return None
-        seconds = _timed(engine, store, jobs)
+        return _fastest(engine, store, jobs) / max(jobs.K)
     except Exception:  # whatever functorch cannot do with this model, the other engines can
         return None
-    return None if seconds is None else seconds / max(jobs.K)
+
+
+def _fastest(engine: Any, store: Store, jobs: Jobs) -> Any:
+    seconds = [_timed(engine, store, jobs)]
+    while len(seconds) < REPEAT and sum(seconds) < BRIEF:
+        seconds.append(_timed(engine, store, jobs))
+    return min(seconds)
 
 
 def _timed(engine: Any, store: Store, jobs: Jobs) -> Any:
