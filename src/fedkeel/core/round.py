@@ -43,11 +43,9 @@ class Round:
 
 def weighted_sum(weights: Tensor, z: Tensor) -> Tensor:
     """sum_i weights[i] z[i], added in the order of the rows whatever the engine, z [S, ...] -> [...]."""
-    rows = z.reshape(len(z), -1)
-    out = torch.zeros(rows.shape[1], dtype=z.dtype, device=z.device)
-    factors = weights.tolist()
-    for start in range(0, rows.shape[1], BLOCK):
-        part = slice(start, start + BLOCK)
-        for factor, row in zip(factors, rows, strict=True):
-            out[part].add_(row[part], alpha=factor)
+    rows, factors = z.reshape(len(z), -1), weights.tolist()
+    out = rows[0] * factors[0]
+    for total, part in zip(out.split(BLOCK), rows.split(BLOCK, 1), strict=True):
+        for factor, row in zip(factors[1:], part.unbind()[1:], strict=True):
+            total.add_(row, alpha=factor)
     return out.view(z.shape[1:])
