@@ -44,7 +44,7 @@ class Round:
 def weighted_sum(weights: Tensor, z: Tensor) -> Tensor:
     """sum_i weights[i] z[i], added in the order of the rows whatever the engine, z [S, ...] -> [...]."""
     rows, factors = z.reshape(len(z), -1), weights.tolist()
-    out = rows[0] * factors[0]
+    out: Tensor = rows[0] * factors[0]
     for total, part in zip(torch.split(out, BLOCK), torch.split(rows, BLOCK, 1), strict=True):
         for factor, row in zip(factors[1:], part.unbind()[1:], strict=True):
             total.add_(row, alpha=factor)
