@@ -9,8 +9,9 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
+from fedkeel.show import amount
 from fedkeel.study import svg, trackers
-from fedkeel.study.cells import as_latex, differs
+from fedkeel.study.cells import as_latex, cells, differs, table_cells
 from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures
 from fedkeel.study.report import draw_png, report
@@ -130,6 +131,17 @@ def test_apart_from_the_paper():
     assert not differs(row | {"best_accuracy_std": 0.02}, "best_accuracy")
     assert differs(row, "rounds_to_target")  # it did not get there, we did
     assert not differs(row | {"rounds_to_target": None}, "rounds_to_target")
+    missed = row | {"rounds_to_target": None, "rounds": 40, "paper": {"rounds_to_target": "47±5"}}
+    assert not differs(missed, "rounds_to_target")  # we might have got there in time
+    assert differs(missed | {"rounds": 53}, "rounds_to_target")
+
+
+def test_what_was_sent_without_reaching_a_target_is_told(tmp_path):
+    study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1, "target": 0.999})
+    row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
+    shown = {**cells(row, [0.999]), **{name: text for name, (text, _) in table_cells(row).items()}}
+    assert shown["floats to 0.999"] == f">{amount(row['floats'])}"
+    assert shown["floats up to 0.999"] == f">{amount(row['up'])}"
 
 
 # Drawing --------------------------------------------------------------------------------------------------------------

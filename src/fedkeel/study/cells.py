@@ -20,16 +20,13 @@ def spread(row: Row, name: str, form: str, scale: float = 1.0) -> str:
 
 def cells(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
     """A row of the summary; a target that not all seeds reached is `>rounds`, with the share that did."""
-    from fedkeel.show import amount
-
     shown = {"method": row["method"], "final accuracy": spread(row, "final_accuracy", ".3f")}
     shown["best accuracy"] = spread(row, "best_accuracy", ".3f")
     for number, target in enumerate(targets):
         name = target_name(number)
         missed = row[f"rounds_to_{name}"] is None and row["seeds"] > 0
         shown[f"rounds to {target:g}"] = missed_target(row, name) if missed else spread(row, f"rounds_to_{name}", ".1f")
-        floats = row["floats"] if missed else row[f"floats_to_{name}"]
-        shown[f"floats to {target:g}"] = "-" if floats is None else ">" * missed + amount(floats)
+        shown[f"floats to {target:g}"] = _sent(row, "floats", name)
     shown["seconds"] = "-" if row["seconds_std"] is None and row["seeds"] == 0 else f"{row['seconds']:.1f}"
     if row["errors"]:
         shown["method"] += f"\n({len(row['errors'])} failed)"
@@ -40,6 +37,16 @@ def missed_target(row: Row, name: str, kind: str = "rounds") -> str:
     """What was spent without all seeds reaching the target, and how many did."""
     reached = row[f"reached_{name}"]
     return f">{row[kind]:g}" + (f" ({reached}/{row['seeds']})" if reached else "")
+
+
+def _sent(row: Row, kind: str, name: str) -> str:
+    """Floats until the target, or all that were sent without reaching it."""
+    from fedkeel.show import amount
+
+    if not row["seeds"]:
+        return "-"
+    until = row[f"{kind}_to_{name}"]
+    return f">{amount(row[kind])}" if until is None else amount(until)
 
 
 def in_paper_units(row: Row, metric: str) -> str:
@@ -70,8 +77,6 @@ def _plain(value: Any) -> str:
 
 def table_cells(row: Row) -> dict[str, tuple[str, float | None]]:
     """All numbers of a row that the report shows: column -> (text, number to sort by)."""
-    from fedkeel.show import amount
-
     found: dict[str, tuple[str, float | None]] = {}
     for name in ACCURACIES:
         label = "mean of last 10" if name.startswith("last10") else name.replace("_", " ")
@@ -82,8 +87,7 @@ def table_cells(row: Row) -> dict[str, tuple[str, float | None]]:
         told = missed_target(row, name) if missed else spread(row, f"rounds_to_{name}", ".1f")
         found[f"rounds to {target:g}"] = told, rounds
         for kind, label in (("floats", "floats"), ("up", "floats up")):
-            value = row[f"{kind}_to_{name}"]
-            found[f"{label} to {target:g}"] = "-" if value is None else amount(value), value
+            found[f"{label} to {target:g}"] = _sent(row, kind, name), row[f"{kind}_to_{name}"]
         if row.get(f"cost_to_{name}") is not None:
             found[f"paper's cost to {target:g}"] = spread(row, f"cost_to_{name}", ".1f"), row[f"cost_to_{name}"]
     for name in [key for key in row if key.startswith("final_") and key not in ACCURACIES and not key.endswith("_std")]:
@@ -108,6 +112,8 @@ def printed(text: Any) -> tuple[float, float] | None:
 def differs(row: Row, metric: str) -> bool:
     """Is our number apart from the paper's by more than the two deviations together?"""
     theirs, ours = printed(row["paper"][metric]), row.get(metric)
+    if theirs and ours is None and "_to_" in metric and row["seeds"]:  # not reached with what was spent
+        return bool(row[metric.partition("_to_")[0]] > sum(theirs))
     if theirs is None or ours is None:
         return (theirs is None) != (ours is None) and row["seeds"] > 0
     scale = 100 if metric.endswith("accuracy") else 1
