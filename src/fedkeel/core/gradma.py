@@ -81,11 +81,12 @@ def server_update(memory: Memory, momentum: Tensor, dx: Tensor, rows: list[int],
     scale[rows] = 1.0
     # For beta2 > 0 an absent client's direction keeps its constraint however small it has become; at 0 it is gone.
     live = (memory.ids >= 0).nonzero().flatten().tolist() if beta2 > 0 else sorted(rows)
-    at = [live.index(row) for row in rows]
+    held = D[: len(live)] if live == list(range(len(live))) else D[live]  # rows fill up from the first: hardly ever a copy
+    at = torch.tensor([live.index(row) for row in rows], device=D.device)
     fresh = torch.zeros(len(rows), len(live), dtype=torch.float64, device=D.device)
     q = torch.zeros(len(live), dtype=torch.float64, device=D.device)
     for start in range(0, D.shape[1], BLOCK):
-        part = D[live, start : start + BLOCK].double()
+        part = held[:, start : start + BLOCK].double()
         fresh += part[at] @ part.T
         q += part @ momentum[start : start + BLOCK].double()
     changed, kept = torch.tensor(rows, device=D.device), torch.tensor(live, device=D.device)
