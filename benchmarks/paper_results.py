@@ -45,8 +45,8 @@ COMMANDS = {
     "ppf-fig2": "reproduce ppf/fig2 --cases dirichlet --data fashion-mnist --model cnn --rounds 100 --local-steps 5 "
     "--over lr=1e-3:1:2 --evaluate-every 20 --seeds 1",
     "ppf-fig6": "reproduce ppf/fig6 --cases beta --length 64 --local-steps 5 --rounds 100 --evaluate-every 20 --seeds 1 "
-    "--search rounds=20 --search every=20 --set fedavg.lr=0.3,1,3,10 --set scaffold.lr=0.1,0.3,1,3 "
-    "--set scaffold-m.lr=0.3,1,3",
+    "--search rounds=20 --search every=20 --set fedavg.lr=0.3,1,3,10,30 --set scaffold.lr=0.1,0.3,1,3,10 "
+    "--set scaffold-m.lr=0.3,1,3,10",
     "pt-tab1": f"reproduce pt/tab1 --cases cifar-10 {LENET} --rounds 200 --target 0.35 --search rounds=100 "
     "--set fedavg.lr=0.01,0.03,0.1,0.3 --set scaffold.lr=0.003,0.01,0.03,0.1 --set local-adam.lr=0.0003,0.001,0.003,0.01 "
     "--set fedlada.lr=0.0003,0.001,0.003,0.01,0.03 --set fadamet.lr=0.0003,0.001,0.003 "
