@@ -16,7 +16,7 @@ from fedkeel.engine.work import Jobs, Work
 
 WORTH_MEASURING = 6.0  # seconds that a run must be expected to take; a trial of all clients at once takes one
 LONG_STEP = 0.1  # seconds; where a local step takes longer, one of them is measurement enough
-TRIAL_STEPS = 3  # local steps of all clients at once, twice, to see what that takes
+TRIAL_STEPS = 3  # local steps of all clients at once, at least twice, to see what that takes
 TRIAL_SHARE = 0.05  # of the expected time may go into that
 REPEAT, BRIEF = 5, 0.1  # times that a measurement is repeated until it has taken so many seconds: others disturb it
 START_WORKERS = 0.3  # seconds until worker processes answer, about
