@@ -21,6 +21,7 @@ from fedkeel.config import RunConfig
 from fedkeel.engine.vectorized import cannot_vectorize
 from fedkeel.models import DENSE, IMAGES, MODELS, TEXT, make_model
 from fedkeel.models.lenet import SMU
+from fedkeel.models.pool import MaxPool
 from fedkeel.models.resnet import Residual, two_groups
 
 MNIST, CIFAR, TINY, IMAGENET = (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 224, 224)
@@ -189,6 +190,18 @@ def test_a_residual_unit_is_what_its_paper_says(inputs: int, stride: int) -> Non
     z = functional.group_norm(functional.conv2d(z, weights[1], padding=1), 2)
     skip = x if stride == 1 else functional.group_norm(functional.conv2d(x, weights[2], stride=2), 2)
     torch.testing.assert_close(unit(x), (z + skip).relu())
+
+
+@pytest.mark.parametrize("sides", [(28, 28), (7, 5), (2, 3)])
+def test_pooling_is_that_of_torch(sides: tuple[int, int]) -> None:
+    """Whole numbers, so that windows have equals; one window with a nan, and one of minus infinity."""
+    x = torch.randint(-3, 4, (5, 3, *sides), generator=torch.Generator().manual_seed(0)).float()
+    x[0, 0, 1, 1] = torch.nan
+    x[1, 1, :2, :2] = -torch.inf
+    wanted = functional.max_pool2d(x, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(MaxPool()(x), wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(MaxPool()(x.requires_grad_()), wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def test_smooth_activations() -> None:

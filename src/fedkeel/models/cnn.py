@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedkeel.models.pool import MaxPool
+
 Image = tuple[int, int, int]
 
 
@@ -11,8 +13,8 @@ def cnn(shape: Image, classes: int, width: int = 16) -> nn.Module:
     """Two convolutions and a linear layer, of no paper: a small model for quick runs. 20,490 parameters on MNIST."""
     channels, height, side = shape
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Sequential(nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), MaxPool()),
+        nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), MaxPool(), nn.Flatten()),
         nn.Linear(2 * width * (height // 4) * (side // 4), classes),
     )
 
@@ -25,9 +27,9 @@ def cnn3(shape: Image, classes: int) -> nn.Module:
     """
     channels, height, side = shape
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Sequential(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), MaxPool()),
+        nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), MaxPool()),
+        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), MaxPool(), nn.Flatten()),
         nn.Sequential(nn.Linear(64 * (height // 8) * (side // 8), 128), nn.ReLU()),
         nn.Linear(128, classes),
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from fedkeel.models.pool import MaxPool
+
 Image = tuple[int, int, int]
 
 
@@ -58,8 +60,8 @@ def cnn_lamb(shape: Image, classes: int) -> nn.Module:
     example that many federated code bases start from.
     """
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(shape[0], 10, 5), nn.MaxPool2d(2), nn.ReLU()),
-        nn.Sequential(nn.Conv2d(10, 20, 5), nn.Dropout2d(), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
+        nn.Sequential(nn.Conv2d(shape[0], 10, 5), MaxPool(), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(10, 20, 5), nn.Dropout2d(), MaxPool(), nn.ReLU(), nn.Flatten()),
         nn.Sequential(nn.Linear(_flat(shape, 20), 50), nn.ReLU(), nn.Dropout()),
         nn.Linear(50, classes),
     )
@@ -75,8 +77,8 @@ def _lenet(
 ) -> nn.Module:
     first, second = channels
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(shape[0], first, 5, padding=padding), activation(), nn.MaxPool2d(2)),
-        nn.Sequential(nn.Conv2d(first, second, 5), activation(), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Sequential(nn.Conv2d(shape[0], first, 5, padding=padding), activation(), MaxPool()),
+        nn.Sequential(nn.Conv2d(first, second, 5), activation(), MaxPool(), nn.Flatten()),
         nn.Sequential(nn.Linear(_flat(shape, second, padding), dense[0]), activation()),
         nn.Sequential(nn.Linear(dense[0], dense[1]), activation()),
         nn.Linear(dense[1], classes),
