@@ -1,21 +1,24 @@
-"""Methods that look into the model: MOON and FedMLB against their definitions, written out with whole modules."""
+"""Methods that look into the model against numpy, transcribed by someone who had not read the code (tests/reference)."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import fedkeel as fk
 from fedkeel.engine import seeding
+from tests.reference import fedbn, fedmlb, moon
+from tests.reference.network import flat
 from tests.tasks import digits_fed
 
 K, BATCH, LR, SEED = 3, 8, 0.3, 0
+COHORTS = [[0, 2], [1, 2], [0, 3], [2, 3], [0, 1]]
 
 
 class WithMethods(nn.Module):
@@ -23,7 +26,7 @@ class WithMethods(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh())
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU())
         self.last = nn.Linear(12, 10)
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -41,8 +44,8 @@ class WithBlocks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        first = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh())
-        second = nn.Sequential(nn.Linear(12, 11), nn.Tanh())
+        first = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU())
+        second = nn.Sequential(nn.Linear(12, 11), nn.ReLU())
         self.blocks = nn.ModuleList([first, second, nn.Linear(11, 10)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,76 +70,47 @@ def train(model: nn.Module, fed: fk.Federation, algo: Any, rounds: int, **kw: An
     return fk.train(model, fed, algo, rounds=rounds, local_steps=K, batch_size=BATCH, progress=False, **settings)
 
 
-def sgd(net: nn.Module, loss: Tensor) -> None:
-    grads = torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
-    with torch.no_grad():
-        for p, g in zip(net.parameters(), grads, strict=True):
-            if g is not None:
-                p -= LR * g
+def numbers(net: nn.Module) -> list[np.ndarray]:
+    """The parameters as the references take them."""
+    return [p.detach().numpy().copy() for p in net.parameters()]
 
 
-def average(nets: list[nn.Module]) -> nn.Module:
-    mean = copy.deepcopy(nets[0])
-    with torch.no_grad():
-        for p, *own in zip(mean.parameters(), *(net.parameters() for net in nets), strict=True):
-            p.copy_(torch.stack(own).mean(0))
-    return mean
+def all_batches(fed: fk.Federation) -> list[dict[int, list[tuple[np.ndarray, np.ndarray]]]]:
+    return [
+        {i: [(x.flatten(1).numpy(), y.numpy()) for x, y in batches(fed, t, i)] for i in cohort}
+        for t, cohort in enumerate(COHORTS)
+    ]
 
 
-def flat(net: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+MOON = {"mu": 2.0, "temperature": 0.3}
+MLB = {"lam1": 0.9, "lam2": 0.7, "lam3": 1.3, "temperature": 2.0}
 
 
-def test_moon_is_what_its_paper_says() -> None:
-    fed, mu, tau = digits_fed(3), 2.0, 0.5
-    world, last = made(WithMethods), {}
-    for t in range(3):
-        locals_ = []
-        for i in range(3):
-            net = copy.deepcopy(world)
-            for x, y in batches(fed, t, i):
-                loss = functional.cross_entropy(net(x), y)
-                if i in last:
-                    z, near, far = (n.forward_features(x) for n in (net, world, last[i]))
-                    scores = torch.stack([torch.cosine_similarity(z, other.detach()) for other in (near, far)], 1) / tau
-                    loss = loss + mu * functional.cross_entropy(scores, torch.zeros(len(y), dtype=torch.long))
-                sgd(net, loss)
-            locals_.append(net)
-        last = dict(enumerate(locals_))
-        world = average(locals_)
-    run = train(made(WithMethods), fed, fk.algorithm("moon", lr=LR, mu=mu, temperature=tau), 3)
-    torch.testing.assert_close(run.params, flat(world), rtol=1e-9, atol=1e-11)
-
-
-def test_fedmlb_is_what_its_paper_says() -> None:
-    fed, weights, tau = digits_fed(3), (0.9, 0.7, 1.3), 2.0
-    world = made(WithBlocks)
-    for t in range(2):
-        locals_ = []
-        for i in range(3):
-            net = copy.deepcopy(world)
-            for x, y in batches(fed, t, i):
-                main = net(x)
-                h1 = net.blocks[0](x)
-                h2 = net.blocks[1](h1)
-                ends = [world.blocks[2](world.blocks[1](h1)), world.blocks[2](h2)]
-                crosses = [functional.cross_entropy(end, y) for end in ends]
-                kls = [
-                    functional.kl_div(
-                        functional.log_softmax(main / tau, 1), functional.softmax(end / tau, 1), reduction="batchmean"
-                    )
-                    for end in ends
-                ]
-                sgd(
-                    net,
-                    weights[0] * functional.cross_entropy(main, y)
-                    + weights[1] * sum(crosses) / 2
-                    + weights[2] * sum(kls) / 2,
-                )
-            locals_.append(net)
-        world = average(locals_)
-    algo = fk.algorithm("fedmlb", lr=LR, lam1=weights[0], lam2=weights[1], lam3=weights[2], temperature=tau)
-    torch.testing.assert_close(train(made(WithBlocks), fed, algo, 2).params, flat(world), rtol=1e-9, atol=1e-11)
+@pytest.mark.parametrize(
+    ("name", "reference", "model", "hp"),
+    [
+        ("moon", moon, WithMethods, {}),
+        ("moon", moon, WithMethods, MOON | {"server_lr": 0.8}),
+        ("moonm", moon, WithMethods, MOON | {"beta1": 0.7}),
+        ("fedmlb", fedmlb, WithBlocks, {}),
+        ("fedmlb", fedmlb, WithBlocks, MLB | {"server_lr": 0.8}),
+        ("fedmlbm", fedmlb, WithBlocks, MLB | {"beta1": 0.7}),
+    ],
+)
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("decay", [{}, {"lr_decay": 0.9, "weight_decay": 0.01}])
+def test_same_weights_as_the_reference(
+    name: str, reference: Any, model: type[nn.Module], hp: dict[str, Any], weights: str, decay: dict[str, float]
+) -> None:
+    """Clients come for the first time, again, and again after an absence."""
+    fed = digits_fed(4)
+    algo = fk.algorithm(name, lr=LR, **hp)
+    known = inspect.signature(reference.run).parameters
+    values = {key: value for key, value in dataclasses.asdict(algo).items() if key in known}
+    shares = fed.sizes.tolist() if weights == "samples" else None
+    expected = reference.run(numbers(made(model)), all_batches(fed), COHORTS, weights=shares, **values, **decay)
+    run = train(made(model), fed, algo, len(COHORTS), cohort=COHORTS, weights=weights, **decay)
+    np.testing.assert_allclose(run.params.numpy(), flat(expected[-1]), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -202,24 +176,14 @@ def test_fedbn_without_normalisation_is_fedavg() -> None:
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
 @pytest.mark.parametrize("clip", [None, 1e9])
 def test_fedbn_is_what_its_paper_says(engine: str, clip: float | None) -> None:
-    fed = digits_fed(3)
-    shared = [0, 1, 4, 5]  # the linear layers among the parameters; 2 and 3 are the normalisation
-    world = normalised()
-    nets = [copy.deepcopy(world) for _ in range(3)]
-    for t in range(3):
-        for i, net in enumerate(nets):
-            with torch.no_grad():
-                for j in shared:
-                    list(net.parameters())[j].copy_(list(world.parameters())[j])
-            for x, y in batches(fed, t, i):
-                sgd(net, functional.cross_entropy(net(x), y))
-        world = average(nets)
-    run = train(normalised(), fed, fk.algorithm("fedbn", lr=LR), 3, engine=engine, clip=clip)
-    expected = torch.cat([list(world.parameters())[j].detach().reshape(-1) for j in shared])
-    torch.testing.assert_close(run.params, expected, rtol=1e-9, atol=1e-11)
-    assert run.history[-1]["up"] == run.history[-1]["down"] == len(expected)
-    for i, net in enumerate(nets):
-        own = [list(net.parameters())[j] for j in (2, 3)] + [net[2].running_mean, net[2].running_var]
-        kept = run.clients[i].values[: 4 * 12]
-        torch.testing.assert_close(kept, torch.cat([z.detach().reshape(-1) for z in own]), rtol=1e-9, atol=1e-11)
+    fed = digits_fed(4)
+    *_, (expected, norms) = fedbn.rounds(numbers(normalised()), all_batches(fed), COHORTS, lr=LR)
+    run = train(normalised(), fed, fk.algorithm("fedbn", lr=LR), len(COHORTS), cohort=COHORTS, engine=engine, clip=clip)
+    shared = flat([expected[j] for j in fedbn.SHARED])
+    np.testing.assert_allclose(run.params.numpy(), shared, rtol=1e-9, atol=1e-11)
+    assert run.history[-1]["up"] == run.history[-1]["down"] == len(shared)
+    assert sorted(norms) == list(range(4))
+    for i, norm in norms.items():
+        own = flat([norm.gamma, norm.beta, norm.mean, norm.var])
+        np.testing.assert_allclose(run.clients[i].values[: 4 * 12].numpy(), own, rtol=1e-9, atol=1e-11)
     assert 0 <= run.history[-1]["client_accuracy"] <= 1

@@ -1,7 +1,7 @@
-"""FedIT-Adam of "Parameter Tracking in Federated Learning with Adaptive Optimization", section 6.3 and Appendix C.
+"""FedIT-Adam: the baseline of Section 6.3 of "Parameter Tracking in Federated Learning with Adaptive Optimization".
 
-The baseline trains the adapters with local Adam and has no tracking term: in Algorithm 1, g_hat is g (line 11) and the step
-is that of line 18. The default step sizes are the row 20NewsGroups of Table C.1.
+x is only what is trained and sent: all LoRA matrices A and B. The clients use the Adam of Algorithm 1 without tracking
+(y = y_i = 0), the server takes lines 26 and 28. Defaults: 20NewsGroups in Table C.1.
 """
 
 import numpy as np
@@ -18,25 +18,25 @@ def run(
     beta2: float = 0.99,
     eps: float = 1e-8,
 ) -> list[np.ndarray]:
-    d = len(task.x0)
-    x = [float(z) for z in task.x0]
-    kept = {i: [0.0] * d for i in range(task.N)}  # v_i between rounds
+    x = np.array(task.x0, dtype=np.float64)
+    kept_v = np.zeros((task.N, x.size))  # v_i of every client
     history = []
-    for t, cohort in enumerate(task.cohorts):  # lines 3-4
-        eta = lr * task.lr_decay**t
-        sums = [0.0] * d
-        for i in cohort:  # line 7
-            xi, m, v, top = list(x), [0.0] * d, list(kept[i]), list(kept[i])  # line 8
+    for t in range(task.T):
+        lr_t = lr * task.lr_decay**t
+        total = np.zeros_like(x)
+        for i in task.cohorts[t]:  # line 7
+            w = x.copy()  # line 8
+            m = np.zeros_like(x)
+            v = kept_v[i].copy()
+            top = v.copy()  # v_hat; the listing does not say where it starts, algorithms.md D9-11a: at v_i
             for k in range(task.K[i]):  # line 9
-                g = task.grad(i, t, k, np.array(xi))  # lines 10-11
-                for j in range(d):
-                    m[j] = beta1 * m[j] + (1 - beta1) * g[j]  # line 13
-                    v[j] = beta2 * v[j] + (1 - beta2) * g[j] * g[j]  # line 14
-                    top[j] = max(top[j], v[j])  # line 15
-                    xi[j] -= eta * m[j] / (top[j] ** 0.5 + eps)  # lines 16, 18
-            kept[i] = v  # line 24
-            for j in range(d):
-                sums[j] += xi[j] - x[j]  # line 26
-        x = [x[j] + server_lr * sums[j] / len(cohort) for j in range(d)]  # line 28
-        history.append(np.array(x))
+                g = task.grad(i, t, k, w)  # line 10
+                m = beta1 * m + (1.0 - beta1) * g  # line 13
+                v = beta2 * v + (1.0 - beta2) * g**2  # line 14
+                top = np.maximum(top, v)  # line 15
+                w = w - lr_t * m / (np.sqrt(top) + eps)  # lines 16, 18
+            kept_v[i] = v  # line 24
+            total += w - x  # line 26
+        x = x + server_lr * total / len(task.cohorts[t])  # line 28
+        history.append(x.copy())
     return history

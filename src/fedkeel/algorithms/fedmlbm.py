@@ -55,8 +55,9 @@ class FedMLBM(Algorithm):
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
-            side = grad.of(branches(self.lam2, self.lam3, self.temperature), w, down.x)
-            w.sub_(steps.clip(side.add_(grad(w), alpha=self.lam1)), alpha=self.lr)
+            # grad(w) has the main path's loss once, and the weight decay, which lam1 does not scale.
+            side = grad.of(branches(self.lam1 - 1, self.lam2, self.lam3, self.temperature), w, down.x)
+            w.sub_(steps.clip(side.add_(grad(w))), alpha=self.lr)
         return Up(dx=w - down.x), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -99,14 +99,13 @@ def contrast(temperature: float) -> OwnLoss:
     return loss
 
 
-def branches(cross: float, distil: float, temperature: float) -> OwnLoss:
+def branches(more: float, cross: float, distil: float, temperature: float) -> OwnLoss:
     """FedMLB's terms: branches of the local blocks 1..b followed by the frozen global ones, for every b before the last.
 
-    cross * their mean cross-entropy + distil * the mean KL(branch || main path).
+    more * the main path's cross-entropy + cross * their mean cross-entropy + distil * the mean KL(branch || main path).
     """
 
     def loss(local: Net, fixed: Net, x: Any, y: Tensor, base: Loss) -> Tensor:
-        total = torch.zeros((), dtype=torch.float32)
         z, ends = x, []
         for b in range(local.depth):
             z = local.block(b, z)
@@ -115,6 +114,7 @@ def branches(cross: float, distil: float, temperature: float) -> OwnLoss:
                 for later in range(b + 1, local.depth):
                     end = fixed.block(later, end)
                 ends.append(end)
+        total = more * base(z, y) if more else torch.zeros((), dtype=torch.float32)
         main = functional.log_softmax(z / temperature, -1)
         for end in ends:
             branch = functional.log_softmax(end / temperature, -1)
