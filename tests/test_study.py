@@ -124,7 +124,7 @@ def test_ranges():
         ({"methods": {}}, "algorithms: there are none"),
         ({"methods": {"fedavgg": {}}}, "fedavg"),
         ({"methods": {"fedavg": {"lr": [0.1, -1]}}}, "lr = -1 is not allowed"),
-        ({"methods": {"fedavg": {"lr": []}}}, "the grid of lr is empty"),
+        ({"methods": {"fedavg": {"lr": []}}}, "the grid of lr has no values"),
         ({"methods": 3}, "methods: in a study file it must be tables"),
         ({"sweep": {"learning": [1]}}, "sweep: unknown name 'learning'"),
         ({"cases": [{"rounds": 3}]}, "every case must have a name"),

@@ -82,6 +82,7 @@ class Study:
         cases: Sequence[Mapping[str, Any]] = file.cases or [{}]
         tried: set[str] = set()
         branches = [b for case in cases for b in _branches(task, file, case, axes, tried)]
+        _check_directories(branches)
         if sum(len(branch.seeds) for branch in branches) > MANY:
             raise ValueError(f"study: {len(branches)} combinations with all seeds are more than {MANY} runs")
         paper = tuple(_placed(one, file, axes) for one in file.paper)
@@ -119,8 +120,7 @@ def _check(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
             raise ValueError(
                 f"sweep: unknown name {name!r}{nearest(name, sorted(known))}; it must be a setting or hyper-parameter"
             )
-        if not values:
-            raise ValueError(f"sweep: {name} has no values")
+        _check_values(f"sweep: {name}", values)
     names = [case.get("name") for case in file.cases]
     if file.cases and (not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names)):
         raise ValueError("cases: every case must have a name of its own")
@@ -183,11 +183,34 @@ def _check_case(own: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile
             raise ValueError(f"cases: {case['name']}: {label} is not among the methods: {', '.join(file.methods)}")
 
 
+def _check_values(where: str, values: Sequence[Any]) -> None:
+    """Every value of an axis or grid must have a directory of its own."""
+    if not values:
+        raise ValueError(f"{where} has no values")
+    known: dict[str, Any] = {}
+    for value in values:
+        if (name := safe(_plain(value))) in known:
+            other = known[name]
+            told = f"{value!r} twice" if repr(other) == repr(value) else f"{other!r} and {value!r}, which are too much alike"
+            raise ValueError(f"{where} has {told}; values must differ, numbers in their first six digits")
+        known[name] = value
+
+
+def _check_directories(branches: Sequence[Branch]) -> None:
+    """Names may have any signs, directories may not: two branches must not end up in the same one."""
+    known: dict[str, Branch] = {}
+    for branch in branches:
+        if (other := known.setdefault(branch.slug, branch)) is not branch:
+            raise ValueError(
+                f"study: '{other.name}' and '{branch.name}' would share the directory {branch.slug}; "
+                "their names must differ in letters, digits or one of . = + -"
+            )
+
+
 def _try_out(branch: Branch, file: StudyFile, tried: set[str]) -> None:
     """Every value of the grid must be allowed by itself; what was tried in one case is not tried in the others."""
     for key, values in branch.grid.items():
-        if not values:
-            raise ValueError(f"methods: {branch.method}: the grid of {key} is empty")
+        _check_values(f"methods: {branch.method}: the grid of {key}", values)
     first = {key: values[0] for key, values in branch.grid.items()}
     branch.at(first, branch.seeds[0], file.resplit)
     for key, values in branch.grid.items():
@@ -231,8 +254,9 @@ def _plain(value: Any) -> str:
 
 
 def safe(text: str) -> str:
-    """A text as the name of a file."""
-    return re.sub(r"[^\w.=+-]+", "_", text).strip("_")
+    """A text as the name of a file: never empty, and never one that leads elsewhere."""
+    name = re.sub(r"[^\w.=+-]+", "_", text).strip("_")
+    return name if name.strip(".") else f"_{name}"
 
 
 def path_of(store: Path, branch: Branch, seed: int, trial: Mapping[str, Any] | None = None) -> Path:
