@@ -5,9 +5,25 @@ from pathlib import Path
 
 import pytest
 
+from fedkeel import cli
+from fedkeel.study.edit import choose_methods, set_values
 from fedkeel.study.study import Study, path_of, safe
 
 TASK = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
+
+
+@pytest.fixture
+def fedkeel(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main(words)
+        captured = capsys.readouterr()
+        return end.value.code, captured.out, captured.err
+
+    return call
 
 
 def read(**changes):
@@ -56,3 +72,50 @@ def test_directories_of_runs_stay_what_they_were():
     assert paths == ["s/MNIST_S=10_omega=0.01/fedavg-lr=0.1-seed3", "s/MNIST_S=10_omega=0.01/fedavg-lr=1e-07-seed3"]
     trial = path_of(Path("s"), study.branches[0], 1000, {"server_lr": 2.5})
     assert str(trial) == "s/search/MNIST_S=10_omega=0.01/fedavg-lr=0.1-server_lr=2.5-seed1000"
+
+
+# Wrong files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[cases]\nname = 'A'", "study: cases must be a list of tables, each begun by [[cases]]"),
+        ("[[methods]]\nlr = 0.1", "methods: in a study file it must be tables, for example [methods.fedlada]"),
+        ("[methods]\nfedavg = 3", "methods: in a study file it must be tables"),
+        ("[paper]\nmetric = 'best_accuracy'", "study: paper must be a list of tables, each begun by [[paper]]"),
+        ("[[paper]]\nmetric = 'best_accuracy'", "study: paper.0.values is missing"),
+        ("[[cases]]\nname = 'A'\nmethods = 'fedavg'", "study: cases.0.methods = 'fedavg' is not allowed"),
+        ("[[cases]]\nname = 'A'\nmethods.fedavg = 3", "study: cases.0.methods.fedavg = 3 is not allowed"),
+        ("[[cases]]\nname = 'A'\nseeds = 0", "cases: A: seeds = 0 is not allowed; it must be a whole number >= 1"),
+        ("[[cases]]\nname = 'A'\nseeds = [1, 1]", "cases: A: seeds = [1, 1] is not allowed"),
+        ("[[cases]]\nname = 'A'\nseeds = 'two'", "study: cases.0.seeds = 'two' is not allowed"),
+        ("[[cases]]\nname = 3", "study: cases.0.name = 3 is not allowed"),
+        ("[[cases]]\nrounds = 3", "study: cases.0.name is missing"),
+        ("[methods.fedavg]\nalgorithm = 3", "study: methods.fedavg.algorithm = 3 is not allowed"),
+        ("search = 'grid'", "study: search = 'grid' is not allowed"),
+        ("sweep = 3", "study: sweep = 3 is not allowed"),
+        ("[methods.padamfed]\nover = 'gamma'\n[sweep]\nlr = [0.1]", "study: methods.padamfed.over = 'gamma' is not allowed"),
+        ("[methods.padamfed]\nover.lr = 'gama'\n[sweep]\nlr = [0.1]", "over.lr = 'gama' is not allowed; did you mean gamma"),
+        ("targets = 0.9", "targets: unknown setting; did you mean target"),
+    ],
+)
+def test_wrong_files_are_refused_in_one_line(fedkeel, tmp_path, text, words):
+    more = "" if "methods" in text else "\n[methods.fedavg]\n"
+    (tmp_path / "study.toml").write_text(f"clients = 10\n{text}{more}")
+    for command in ("compare", "sweep"):
+        code, _, err = fedkeel(command, "study.toml")
+        if "over: there is no axis" not in err:
+            assert (code, err.count("\n")) == (2, 1)
+            assert words in err
+
+
+def test_a_method_with_any_name_can_be_set():
+    labels = ("fedavg lr0.1", "fedavg", "fedavg lr=0.1")
+    file = choose_methods(TASK | {"methods": {name: {"algorithm": "fedavg"} for name in labels}}, "")
+    changes = ["fedavg lr0.1.server_lr=0.5", "fedavg.server_lr=0.6", "fedavg lr=0.1.server_lr=0.7"]
+    study = Study.read(set_values(file, changes))
+    assert [branch.config.hyperparameters["server_lr"] for branch in study.branches] == [0.5, 0.6, 0.7]
+    for wrong, words in {"fedavgserver_lr": "it must be METHOD.NAME=VALUE", "moon.lr=1": "moon is not among"}.items():
+        with pytest.raises(ValueError, match=words):
+            set_values(file, [wrong])

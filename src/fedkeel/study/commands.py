@@ -135,8 +135,11 @@ def report(
 
 def _read(study: Path | None) -> dict[str, Any]:
     from fedkeel import config as runs
+    from fedkeel.study.file import read_parts
 
-    return runs.read_study(study) if study else {}
+    values = runs.read_study(study) if study else {}
+    read_parts(values)  # options change a file part by part: each must be what it should be
+    return values
 
 
 def _nothing_else(ctx: typer.Context, *own: str) -> None:

@@ -32,8 +32,6 @@ def override(file: Mapping[str, Any], settings: Mapping[str, Any]) -> File:
 def choose_methods(file: File, names: str) -> File:
     """The methods of --algorithms: those of the file, and others with their defaults."""
     tables = file.get("methods", {})
-    if not isinstance(tables, dict) or not all(isinstance(z, dict) for z in tables.values()):
-        raise ValueError("methods: in a study file it must be tables, for example [methods.fedlada] with lr = 0.01")
     listed = [name.strip() for name in names.split(",") if name.strip()] or list(tables)
     if len(set(listed)) < len(listed):
         raise ValueError(f"algorithms = {names!r} is not allowed; it must be different names")
@@ -50,12 +48,13 @@ def set_values(file: File, changes: Sequence[str]) -> File:
     """Hyper-parameters of --set METHOD.NAME=VALUE; several values with commas between them are a grid to be searched."""
     methods = file["methods"]
     for change in changes:
-        name, dot, pair = change.partition(".")
-        if not dot or "=" not in pair:
+        # a label may have dots itself, and may be the beginning of another
+        name = max((z for z in methods if change.startswith(f"{z}.")), key=len, default=change.partition(".")[0])
+        key, equals, text = change.removeprefix(f"{name}.").partition("=")
+        if "." not in change or not equals:
             raise ValueError(f"set = {change!r} is not allowed; it must be METHOD.NAME=VALUE, for example fedlada.lr=0.01")
         if name not in methods:
             raise ValueError(f"set = {change!r} is not allowed; {name} is not among the compared: {', '.join(methods)}")
-        key, _, text = pair.partition("=")
         tried = [hyperparameters(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
         values = tried[0] if len(tried) == 1 else {known: [one[known] for one in tried] for known in tried[0]}
         methods = methods | {name: methods[name] | values}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Required
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from fedkeel.config import RunConfig
 from fedkeel.fields import SETTINGS
@@ -62,21 +63,45 @@ class Paper(Part):
     values: dict[str, list[float | int | str]] = Field(description="Method -> a number, 'mean±deviation' or '-' per column.")
 
 
+Seeds = int | list[int]
+Target = float | list[float] | None
+
+
+class Method(TypedDict, total=False):
+    """A method's table; all other keys are hyper-parameters or settings of a run."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
+
+    algorithm: str
+    over: dict[str, str]
+
+
+class Case(TypedDict, total=False):
+    """A task of its own; all other keys are settings of a run, or hyper-parameters of all methods that have them."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
+
+    name: Required[str]
+    seeds: Seeds
+    target: Target
+    methods: dict[str, Method]
+
+
 class StudyFile(Part):
     """The keys of a study beside those of a run."""
 
     title: str = Field("", description="Heading of the report.")
     about: str = Field("", description="What it shows, and settings that a paper does not state.")
-    seeds: int | list[int] = Field(3, description="Runs of every method: a number (seed, seed + 1, ...) or a list of seeds.")
+    seeds: Seeds = Field(3, description="Runs of every method: a number (seed, seed + 1, ...) or a list of seeds.")
     resplit: bool = Field(False, description="Every seed has a split of its own (split_seed = seed), not all the same.")
-    target: float | list[float] | None = Field(None, description="Accuracies for rounds and floats to target.")
+    target: Target = Field(None, description="Accuracies for rounds and floats to target.")
     target_on: Literal["test_accuracy", "train_accuracy"] = Field(
         "test_accuracy", description="Which accuracy the target is about; train_accuracy needs metrics = ['train']."
     )
     keep: bool = Field(
         False, description="Keep model, checkpoint and client memory of complete runs, not only their numbers."
     )
-    methods: dict[str, dict[str, Any]] = Field(
+    methods: dict[str, Method] = Field(
         {},
         description="A table per method: hyper-parameters and settings of a run; a list of values is a grid to be searched. "
         "algorithm: its name, if the table has another; cost: a paper's own count of communication per round; "
@@ -86,8 +111,9 @@ class StudyFile(Part):
         {},
         description="Axes: a setting or hyper-parameter -> its values, or {from, to, per_decade}; all combinations are run.",
     )
-    cases: list[dict[str, Any]] = Field(
-        [], description="Tasks to be compared, each with name, settings or hyper-parameters of its own, target, methods."
+    cases: list[Case] = Field(
+        [],
+        description="Tasks to be compared, each with name, settings or hyper-parameters of its own, target, seeds, methods.",
     )
     search: Search = Field(Search(), description="How grids are searched: seed, metric, rounds, way, case.")
     paper: list[Paper] = Field([], description="Published numbers: metric, where, at, values.")
@@ -101,22 +127,27 @@ class StudyFile(Part):
 
 
 STUDY_KEYS = tuple(StudyFile.model_fields)
+KINDS = ("bool", "int", "float", "str", "Range")  # of a value, in the place of an error
 
 
 def _one_line(error: ValidationError) -> str:
     from fedkeel.core.algorithm import nearest
 
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "function-")))
+    path = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "function-")) and part not in KINDS]
+    where = ".".join(path)
     if first["type"] == "extra_forbidden":
-        known = {"search": Search, "paper": Paper}.get(str(first["loc"][0]), StudyFile)
-        return f"study: {where}: unknown key{nearest(str(first['loc'][-1]), list(known.model_fields))}"
-    if first["loc"][0] == "methods":
+        known = {"search": Search, "paper": Paper}.get(path[0], StudyFile)
+        return f"study: {where}: unknown key{nearest(path[-1], list(known.model_fields))}"
+    if path[0] == "methods" and len(path) < 3:
         return "methods: in a study file it must be tables, for example [methods.fedlada] with lr = 0.01"
-    about = StudyFile.model_fields.get(str(first["loc"][0]))
-    return (
-        f"study: {where} = {first['input']!r} is not allowed: {first['msg'].lower()}. {about.description if about else ''}"
-    )
+    if path in (["cases"], ["paper"]):
+        return f"study: {where} must be a list of tables, each begun by [[{where}]]"
+    about = StudyFile.model_fields.get(path[0])
+    meant = f". {about.description}" if about else ""
+    if first["type"] == "missing":
+        return f"study: {where} is missing" + ("; every case must have a name of its own" if path[0] == "cases" else meant)
+    return f"study: {where} = {first['input']!r} is not allowed: {first['msg'].lower()}{meant}"
 
 
 def split_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

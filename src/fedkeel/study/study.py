@@ -121,14 +121,15 @@ def _check(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
                 f"sweep: unknown name {name!r}{nearest(name, sorted(known))}; it must be a setting or hyper-parameter"
             )
         _check_values(f"sweep: {name}", values)
-    names = [case.get("name") for case in file.cases]
-    if file.cases and (not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names)):
+    names = [case["name"] for case in file.cases]
+    if not all(names) or len(set(names)) < len(names):
         raise ValueError("cases: every case must have a name of its own")
     if file.search.case is not None and file.search.case not in names:
         raise ValueError(f"search: unknown case {file.search.case!r}{nearest(file.search.case, names)}")
-    many = len(file.seeds) if isinstance(file.seeds, list) else file.seeds
-    if many < 1 or (isinstance(file.seeds, list) and (min(file.seeds) < 0 or len(set(file.seeds)) < many)):
-        raise ValueError(f"seeds = {file.seeds!r} is not allowed; it must be a whole number >= 1, or different seeds")
+    for where, seeds in [("", file.seeds)] + [(f"cases: {z['name']}: ", z["seeds"]) for z in file.cases if "seeds" in z]:
+        many = len(seeds) if isinstance(seeds, list) else seeds
+        if many < 1 or (isinstance(seeds, list) and (min(seeds) < 0 or len(set(seeds)) < many)):
+            raise ValueError(f"{where}seeds = {seeds!r} is not allowed; it must be a whole number >= 1, or different seeds")
     targets(file.target)
 
 
@@ -157,6 +158,11 @@ def _branches(
         table |= case.get("methods", {}).get(label, {})
         name = table.get("algorithm", label)
         over, fields = table.get("over", {}), _fields_of(label, table)
+        for axis, key in over.items():
+            if key not in (*SETTINGS, *fields):
+                raise ValueError(
+                    f"methods: {label}: over.{axis} = {key!r} is not allowed{nearest(key, [*fields, *SETTINGS])}"
+                )
         values = {key: z for key, z in table.items() if key not in METHOD_KEYS}
         grid = {key: z for key, z in values.items() if isinstance(z, list)}
         config = changed(first.changed(algorithm=name), {key: z for key, z in values.items() if key not in grid})
