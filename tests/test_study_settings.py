@@ -1,9 +1,11 @@
 """What a study file or command may say: every part is obeyed, or refused in one line before anything is run."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from fedkeel import cli
 from fedkeel.study.edit import choose_methods, set_values
@@ -119,3 +121,78 @@ def test_a_method_with_any_name_can_be_set():
     for wrong, words in {"fedavgserver_lr": "it must be METHOD.NAME=VALUE", "moon.lr=1": "moon is not among"}.items():
         with pytest.raises(ValueError, match=words):
             set_values(file, [wrong])
+
+
+# Nothing is ignored ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seed": 7, "seeds": [0, 1]}, "seed = 7 is not allowed beside seeds = [0, 1]"),
+        ({"seeds": [0, 1], "cases": [{"name": "A", "seed": 7}]}, "seed = 7 is not allowed beside seeds = [0, 1]"),
+        (
+            {"methods": {"fedavg": {"seed": 7}}},
+            "methods: fedavg: seed = 7 is not allowed; all methods have the study's seeds",
+        ),
+        ({"cases": [{"name": "A", "methods": {"fedavg": {"seed": [1]}}}]}, "methods: fedavg: seed = [1] is not allowed"),
+        (
+            {"cases": [{"name": "A", "algorithm": "moon"}]},
+            "cases: A: algorithm = 'moon' is not allowed; methods have tables",
+        ),
+        ({"sweep": {"seed": [1, 2, 3]}}, "sweep: seed is not allowed; give the runs their seeds by `seeds`"),
+        ({"sweep": {"algorithm": ["fedavg", "moon"]}}, "sweep: algorithm is not allowed; methods have tables"),
+        ({"target_on": "train_accuracy", "target": 0.5}, "target_on = 'train_accuracy' needs metrics = ['train']"),
+        ({"resplit": True, "split_seed": 3}, "split_seed = 3 is not allowed with resplit"),
+        ({"resplit": True, "sweep": {"split_seed": [3, 4]}}, "split_seed = 3 is not allowed with resplit"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(changes, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read(**changes)
+    assert read(target_on="train_accuracy", target=0.5, metrics=["train"]).branches
+    assert [branch.seeds for branch in read(seed=7, seeds=2, cases=[{"name": "A"}, {"name": "B", "seed": 3}]).branches] == [
+        (7, 8),
+        (3, 4),
+    ]
+
+
+def shown(fedkeel, *words):
+    """The study that a command would run: `reproduce` has a way to show it."""
+    code, out, err = fedkeel("reproduce", *words, "--show")
+    return tomllib.loads(out) if code == 0 else err
+
+
+def test_seeds_of_the_command_line_win_over_those_of_cases(fedkeel, tmp_path):
+    (tmp_path / "study.toml").write_text(
+        f"{tomli_w.dumps(TASK)}seeds = [4, 5]\n[methods.fedavg]\n[[cases]]\nname = 'A'\nseeds = 3\n"
+    )
+    assert fedkeel("compare", "study.toml", "--seeds", "1")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "runs/compare/A").iterdir()) == ["fedavg-seed0"]
+    assert fedkeel("compare", "study.toml", "--seed", "7", "--out", "x")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "x/A").iterdir()) == [f"fedavg-seed{z}" for z in (7, 8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["lada/fig4", "--cohort", "5"], "cohort = 5 is not allowed: the study sweeps over cohort; `--over cohort=5`"),
+        (["lada/tab4", "--local-steps", "5"], "local_steps = 5 is not allowed: the study sweeps over local_epochs"),
+        (
+            ["lada/tab5", "--set", "fedlada.alpha=0.5"],
+            "set = 'fedlada.alpha=0.5' is not allowed: the study sweeps over alpha",
+        ),
+        (
+            ["ppf/fig2", "--set", "padamfed.gamma=0.5,1"],
+            "set = 'padamfed.gamma=0.5,1' is not allowed: the study sweeps over lr",
+        ),
+        (["lada/tab7", "--over", "cohort=2,3", "--cohort", "5"], "cohort = 5 is not allowed: the study sweeps over cohort"),
+    ],
+)
+def test_a_value_in_the_place_of_an_axis_is_refused(fedkeel, words, told):
+    assert told in shown(fedkeel, *words)
+
+
+def test_a_value_beside_the_axes_is_taken(fedkeel):
+    file = shown(fedkeel, "ppf/fig2", "--set", "padamfed.lr=0.5", "--over", "lr=0.1,1", "--cohort", "5")
+    assert (file["cohort"], file["sweep"], file["methods"]["padamfed"]["lr"]) == (5, {"lr": [0.1, 1]}, 0.5)

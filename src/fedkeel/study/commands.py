@@ -151,16 +151,16 @@ def _nothing_else(ctx: typer.Context, *own: str) -> None:
 
 def _assembled(file: Mapping[str, Any], settings: Mapping[str, Any], shared: SimpleNamespace) -> dict[str, Any]:
     """The content of a study file, changed by the options of the command line."""
-    from fedkeel.study.edit import change_search, choose_methods, override, set_values
+    from fedkeel.study.edit import change_search, choose_methods, override, refuse_swept, set_values
 
+    refuse_swept(file, settings)
     changed = set_values(choose_methods(override(file, settings), shared.algorithms), shared.changes or [])
     changed = change_search(changed, shared.search or [])
-    if shared.seeds is not None:
-        changed["seeds"] = shared.seeds
-    if shared.target is not None:
-        changed["target"] = shared.target
-        for case in changed["cases"]:
-            case.pop("target", None)
+    for key in ("seeds", "target"):
+        if (value := getattr(shared, key)) is not None:
+            changed[key] = value
+            for case in changed["cases"]:
+                case.pop(key, None)
     return changed
 
 

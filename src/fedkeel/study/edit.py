@@ -15,6 +15,27 @@ from fedkeel.study.file import split_keys
 File = dict[str, Any]
 
 
+def refuse_swept(file: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """An axis of a sweep takes the place of a setting of the command line, so both together are an error."""
+    tables = [{}, *file.get("methods", {}).values()]
+    for key, value in settings.items():
+        if axis := _axis_of(key, tables, file):
+            raise ValueError(f"{key} = {value!r} is not allowed: {_instead(axis, value)}")
+
+
+def _axis_of(key: str, tables: Sequence[Mapping[str, Any]], file: Mapping[str, Any]) -> str | None:
+    """The axis whose values would take the place of this one's in a method with one of these tables."""
+    for axis in file.get("sweep", {}):
+        names = {table.get("over", {}).get(axis, axis) for table in tables}
+        if key in names.union(*(REPLACES.get(name, ()) for name in names)):
+            return axis
+    return None
+
+
+def _instead(axis: str, value: Any) -> str:
+    return f"the study sweeps over {axis}; `--over {axis}={value}` of sweep and reproduce gives it this value alone"
+
+
 def override(file: Mapping[str, Any], settings: Mapping[str, Any]) -> File:
     """New settings of the run, in place of those of the file, its cases and its methods."""
     task, study = split_keys(copy.deepcopy(dict(file)))
@@ -55,10 +76,13 @@ def set_values(file: File, changes: Sequence[str]) -> File:
             raise ValueError(f"set = {change!r} is not allowed; it must be METHOD.NAME=VALUE, for example fedlada.lr=0.01")
         if name not in methods:
             raise ValueError(f"set = {change!r} is not allowed; {name} is not among the compared: {', '.join(methods)}")
+        own = [methods[name]] + [case["methods"][name] for case in file["cases"] if name in case["methods"]]
+        if axis := _axis_of(key.replace("-", "_"), own, file):
+            raise ValueError(f"set = {change!r} is not allowed: {_instead(axis, text)}")
         tried = [hyperparameters(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
         values = tried[0] if len(tried) == 1 else {known: [one[known] for one in tried] for known in tried[0]}
         methods = methods | {name: methods[name] | values}
-        for case in file.get("cases", []):
+        for case in file["cases"]:
             mine = case["methods"].pop(name, {})
             mine = {key: z for key, z in mine.items() if key not in values}
             mine |= {

@@ -17,6 +17,9 @@ from fedkeel.fields import SETTINGS
 from fedkeel.study.file import METHOD_KEYS, Paper, Range, Search, StudyFile, read_parts
 
 MANY = 100_000  # runs; more than that is a slip of the pen
+IN_TABLES = "methods have tables, [methods.NAME]"
+# Settings that the study itself gives to its runs -> what to do instead of sweeping over them.
+NO_AXES = {"seed": "give the runs their seeds by `seeds`", "algorithm": IN_TABLES, "hyperparameters": IN_TABLES}
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,8 @@ def _check(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
             raise ValueError(
                 f"sweep: unknown name {name!r}{nearest(name, sorted(known))}; it must be a setting or hyper-parameter"
             )
+        if name in NO_AXES:
+            raise ValueError(f"sweep: {name} is not allowed; {NO_AXES[name]}")
         _check_values(f"sweep: {name}", values)
     names = [case["name"] for case in file.cases]
     if not all(names) or len(set(names)) < len(names):
@@ -150,6 +155,11 @@ def _branches(
     _check_case(own, case, file)
     first = task.changed(**{key: z for key, z in own.items() if key in SETTINGS})
     seeds = case.get("seeds", file.seeds)
+    if isinstance(seeds, list) and "seed" in first.model_fields_set:
+        raise ValueError(
+            f"seed = {first.seed} is not allowed beside seeds = {seeds}, which says them all; leave it out, or make seeds a "
+            f"number, --seeds {len(seeds)}"
+        )
     seeds = tuple(range(first.seed, first.seed + seeds)) if isinstance(seeds, int) else tuple(seeds)
     aims = targets(case.get("target", file.target))
     found = []
@@ -158,11 +168,7 @@ def _branches(
         table |= case.get("methods", {}).get(label, {})
         name = table.get("algorithm", label)
         over, fields = table.get("over", {}), _fields_of(label, table)
-        for axis, key in over.items():
-            if key not in (*SETTINGS, *fields):
-                raise ValueError(
-                    f"methods: {label}: over.{axis} = {key!r} is not allowed{nearest(key, [*fields, *SETTINGS])}"
-                )
+        _check_method(label, table, fields)
         values = {key: z for key, z in table.items() if key not in METHOD_KEYS}
         grid = {key: z for key, z in values.items() if isinstance(z, list)}
         config = changed(first.changed(algorithm=name), {key: z for key, z in values.items() if key not in grid})
@@ -172,6 +178,7 @@ def _branches(
             fixed = {over.get(axis, axis): value for axis, value in at.items()}
             rest = {key: z for key, z in grid.items() if key not in fixed}
             branch = Branch(case.get("name", ""), label, at, changed(config, fixed), rest, seeds, aims, table.get("cost"))
+            _check_branch(branch, file)
             _try_out(branch, file, tried)
             found.append(branch)
     return found
@@ -184,9 +191,31 @@ def _check_case(own: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile
             raise ValueError(
                 f"cases: {case['name']}: unknown key {key!r}{nearest(key, sorted(known | {'target', 'methods', 'seeds'}))}"
             )
+        if key in ("algorithm", "hyperparameters"):
+            raise ValueError(f"cases: {case['name']}: {key} = {own[key]!r} is not allowed; {IN_TABLES}")
     for label in case.get("methods", {}):
         if label not in file.methods:
             raise ValueError(f"cases: {case['name']}: {label} is not among the methods: {', '.join(file.methods)}")
+
+
+def _check_method(label: str, table: Mapping[str, Any], fields: Sequence[str]) -> None:
+    if "seed" in table:
+        raise ValueError(f"methods: {label}: seed = {table['seed']!r} is not allowed; all methods have the study's seeds")
+    for axis, key in table.get("over", {}).items():
+        if key not in (*SETTINGS, *fields):
+            raise ValueError(f"methods: {label}: over.{axis} = {key!r} is not allowed{nearest(key, [*fields, *SETTINGS])}")
+
+
+def _check_branch(branch: Branch, file: StudyFile) -> None:
+    """Settings that mean nothing without another, or beside it."""
+    if file.resplit and "split_seed" in branch.config.model_fields_set:
+        raise ValueError(
+            f"split_seed = {branch.config.split_seed} is not allowed with resplit: every run's split has the run's seed"
+        )
+    if branch.targets and file.target_on == "train_accuracy" and "train" not in branch.config.metrics:
+        raise ValueError(
+            f"target_on = 'train_accuracy' needs metrics = ['train']; {branch.name} has {branch.config.metrics}"
+        )
 
 
 def _check_values(where: str, values: Sequence[Any]) -> None:
