@@ -1,5 +1,6 @@
 """What a study file or command may say: every part is obeyed, or refused in one line before anything is run."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -7,9 +8,14 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedkeel import cli
+from fedkeel import cli, config
+from fedkeel.config import RunConfig
+from fedkeel.engine.measure import METRICS
+from fedkeel.study.columns import better_is_less, is_column
 from fedkeel.study.edit import choose_methods, set_values
-from fedkeel.study.study import Study, path_of, safe
+from fedkeel.study.names import safe
+from fedkeel.study.numbers import Outcome, of_run
+from fedkeel.study.study import Study, path_of
 
 TASK = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
 
@@ -99,6 +105,7 @@ def test_directories_of_runs_stay_what_they_were():
         ("sweep = 3", "study: sweep = 3 is not allowed"),
         ("[methods.padamfed]\nover = 'gamma'\n[sweep]\nlr = [0.1]", "study: methods.padamfed.over = 'gamma' is not allowed"),
         ("[methods.padamfed]\nover.lr = 'gama'\n[sweep]\nlr = [0.1]", "over.lr = 'gama' is not allowed; did you mean gamma"),
+        ("[methods.fedavg]\nover.x = 'seed'\n[sweep]\nx = [1, 2]", "methods: fedavg: over.x = 'seed' is not allowed"),
         ("targets = 0.9", "targets: unknown setting; did you mean target"),
     ],
 )
@@ -196,3 +203,94 @@ def test_a_value_in_the_place_of_an_axis_is_refused(fedkeel, words, told):
 def test_a_value_beside_the_axes_is_taken(fedkeel):
     file = shown(fedkeel, "ppf/fig2", "--set", "padamfed.lr=0.5", "--over", "lr=0.1,1", "--cohort", "5")
     assert (file["cohort"], file["sweep"], file["methods"]["padamfed"]["lr"]) == (5, {"lr": [0.1, 1]}, 0.5)
+
+
+# What a search goes by ------------------------------------------------------------------------------------------------
+
+GRID = {"methods": {"fedavg": {"lr": [0.1, 0.2]}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"search": {"metric": "final_acuracy"}},
+            "search: metric = 'final_acuracy' is not allowed; did you mean final_accuracy",
+        ),
+        ({"search": {"metric": "final_drift"}}, "search: metric = 'final_drift' needs metrics = ['drift']"),
+        ({"search": {"metric": "rounds_to_target"}}, "search: metric = 'rounds_to_target' needs a target"),
+        ({"search": {"metric": "up_to_second"}, "target": 0.5}, "search: metric = 'up_to_second' needs more targets"),
+        ({"search": {"metric": "cost"}}, "search: metric = 'cost' needs a cost in the method's table, for fedavg"),
+        (
+            {"search": {"metric": "final_objective"}, "metrics": ["train"]},
+            "metric = 'final_objective' needs weight_decay > 0",
+        ),
+        ({"search": {"metric": "final_client_accuracy"}}, "metric = 'final_client_accuracy' needs a method with layers of"),
+        ({"search": {"seed": 0}}, "search: seed = 0 is not allowed; it is one of the seeds of fedavg, so the choice"),
+        ({"seeds": [5, 1000]}, "search: seed = 1000 is not allowed; it is one of the seeds"),
+        (
+            {"paper": [{"metric": "best_acuracy", "values": {"fedavg": [1]}}]},
+            "paper: metric = 'best_acuracy' is not allowed",
+        ),
+    ],
+)
+def test_what_a_search_or_paper_cannot_go_by(changes, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read(**(GRID | changes))
+
+
+def test_what_a_search_can_go_by():
+    methods = {"fedavg": {"lr": [0.1, 0.2], "weight_decay": [0.0, 0.1], "cost": 2}}
+    for metric in ("final_objective", "final_tracking_bias", "cost_to_second", "cost", "memory_mb"):
+        changes = {"metrics": ["train"] if "objective" in metric else [], "target": [0.5, 0.6]}
+        if "tracking" in metric:
+            changes |= {"metrics": ["tracking"], "methods": {"scaffold": {"lr": [0.1, 0.2]}}}
+        assert read(**({"methods": methods} | changes), search={"metric": metric}).search.metric == metric
+    paper = [{"metric": "rounds_to_second", "values": {"fedavg": [1]}}]
+    assert read(paper=paper).paper  # a paper may have numbers for more than is asked here
+    assert read(search={"seed": 0}).branches  # there is nothing to search
+
+
+def test_less_is_better_of_losses_and_costs_and_more_of_accuracies():
+    less = ["final_objective", "final_tracking_bias", "final_qp_residual", "floats", "up", "cost", "final_train_loss"]
+    less += [
+        "rounds_to_target",
+        "floats_to_second",
+        "cost_to_third",
+        "up_to_target_4",
+        "seconds",
+        "memory_mb",
+        "final_drift",
+    ]
+    assert all(map(better_is_less, less))
+    assert not any(map(better_is_less, ("final_accuracy", "final_train_accuracy", "final_cosine", "final_client_accuracy")))
+
+
+def test_every_column_of_a_run_is_known(tmp_path):
+    task = TASK | {"rounds": 1, "weight_decay": 0.01}
+    for name, metrics in {"scaffold": METRICS.keys() - {"qp"}, "gradma": METRICS.keys() - {"tracking"}}.items():
+        history = config.run(RunConfig(**task, algorithm=name, metrics=sorted(metrics)), progress=False).history
+        found = of_run(Outcome(name, 0, history, memory_mb=1.0), [0.01] * 4, cost=1)
+        missing = [column for column in found if not is_column(column)]
+        assert missing == []
+
+
+def test_a_search_that_could_score_nothing_says_so(fedkeel, tmp_path):
+    words = [
+        "compare",
+        "--algorithms",
+        "fedavg,fedprox",
+        "--seeds",
+        "1",
+        "--target",
+        "0.999",
+        "--set",
+        "fedavg.lr=0.1,0.2,0.3",
+    ]
+    flags = [word for key, z in TASK.items() for word in (f"--{key.replace('_', '-')}", str(z))]
+    code, out, _ = fedkeel(*words, *flags, "--search", "metric=rounds_to_target")
+    told = "no trial has rounds_to_target, so the middle of every list was taken"
+    assert code == 0
+    assert out.count(f"search: fedavg: {told}: lr 0.2\n") == out.count("search:") == 1
+    assert told in (tmp_path / "runs/compare/report.html").read_text()
+    assert json.loads((tmp_path / "runs/compare/results.json").read_text())["search"][0]["trials"][1]["chosen"]

@@ -11,11 +11,12 @@ from typing import Any
 from fedkeel.config import RunConfig
 from fedkeel.data.bubbles import label_counts
 from fedkeel.engine.checkpoint import write_atomically
+from fedkeel.study.checks import targets
 from fedkeel.study.numbers import Row
 from fedkeel.study.report import write_report
 from fedkeel.study.results import ORIGIN, begin, collect, write
 from fedkeel.study.runner import Data, run_study
-from fedkeel.study.study import Study, targets
+from fedkeel.study.study import Study
 
 MOST = 200  # clients and classes in the plot of a split
 

@@ -190,15 +190,22 @@ def _search(results: Mapping[str, Any]) -> str:
     for one in results["search"]:
         rows = "".join(
             f"<tr class={'chosen' if trial['chosen'] else 'tried'}><td>"
-            + escape(_inline({key: z for key, z in trial.items() if key not in ("score", "chosen")}))
-            + f"</td><td>{'failed' if trial['score'] is None else format(trial['score'], '.4g')}</td></tr>"
+            + escape(_inline({key: z for key, z in trial.items() if key not in ("score", "error", "chosen")}))
+            + f"</td><td>{_score(trial)}</td></tr>"
             for trial in one["trials"]
         )
+        note = f"<p class=note>{escape(one['note'])}</p>" if one["note"] else ""
         blocks.append(
             f"<details><summary>{escape(one['name'])}: {len(one['trials'])} trials, seed {one['seed']}, "
-            f"by {escape(one['metric'])}</summary><table class=trials><tbody>{rows}</tbody></table></details>"
+            f"by {escape(one['metric'])}</summary>{note}<table class=trials><tbody>{rows}</tbody></table></details>"
         )
     return f"<section><h2>Search of hyper-parameters</h2>{''.join(blocks)}</section>" if blocks else ""
+
+
+def _score(trial: Mapping[str, Any]) -> str:
+    if trial["error"] is not None:
+        return "not complete" if trial["error"] == NOT_RUN else "failed"
+    return "none" if trial["score"] is None else format(trial["score"], ".4g")
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -16,11 +16,12 @@ from fedkeel.fields import SETTINGS
 from fedkeel.study import svg
 from fedkeel.study.cells import as_latex
 from fedkeel.study.figures import Figure, figures
+from fedkeel.study.names import safe
 from fedkeel.study.numbers import Outcome
 from fedkeel.study.page import page
 from fedkeel.study.results import ORIGIN, as_csv, collect
 from fedkeel.study.runner import Found, read_study
-from fedkeel.study.study import Study, safe
+from fedkeel.study.study import Study
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

@@ -41,11 +41,7 @@ def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str
         "target": next((one.branch.targets[0] for one in found if one.branch.targets), None),
         "rows": rows,
         "curves": {one.branch.name: curves(one.outcomes) for one in found},
-        "search": [
-            {"name": one.branch.name, **study.search.model_dump(exclude_none=True), "trials": one.trials}
-            for one in found
-            if one.trials
-        ],
+        "search": [_search(study, one) for one in found if one.trials],
         "robustness": _robustness(study, rows),
         "paper": [paper.model_dump() for paper in study.paper],
         "versions": {"python": platform.python_version()} | {z: version(z) for z in ("fedkeel", "torch", "numpy")},
@@ -59,6 +55,15 @@ def _row(study: Study, found: Found) -> Row:
     row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
     row |= {"targets": list(branch.targets), "chosen": found.chosen, "paper": _printed(study, found)}
     return row | summarise(branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, branch.cost)
+
+
+def _search(study: Study, found: Found) -> dict[str, Any]:
+    """The trials of a line, and a note if the choice could not be by them."""
+    told = {"name": found.branch.name, **study.search.model_dump(exclude_none=True), "trials": found.trials, "note": ""}
+    if all(trial["score"] is None for trial in found.trials):
+        chosen = ", ".join(f"{key} {value}" for key, value in found.chosen.items())
+        told["note"] = f"no trial has {study.search.metric}, so the middle of every list was taken: {chosen}"
+    return told
 
 
 def _printed(study: Study, found: Found) -> dict[str, Any]:

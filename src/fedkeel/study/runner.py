@@ -116,7 +116,7 @@ def _search(
     """Runs the trials of a grid -> (chosen values, what every trial scored)."""
     plan = study.search
     less = {key: z for key, z in (("rounds", plan.rounds), ("evaluate_every", plan.every)) if z is not None}
-    trials = Trials(branch.grid, plan.way, plan.metric)
+    trials, errors = Trials(branch.grid, plan.way, plan.metric), []  # type: tuple[Trials, list[str | None]]
     for wave in trials.waves():
         jobs = []
         for values in wave:
@@ -127,9 +127,12 @@ def _search(
         for values, outcome in zip(wave, outcomes, strict=True):
             scores = {} if outcome.error else of_run(outcome, branch.targets, study.target_on, branch.cost)
             trials.scores.append((values, scores.get(plan.metric)))
-    best = trials.best()
-    told = [{**values, "score": score, "chosen": values == best} for values, score in trials.scores]
-    return best or {key: values[len(values) // 2] for key, values in branch.grid.items()}, told
+            errors.append(outcome.error)
+    chosen = trials.best() or {key: values[len(values) // 2] for key, values in branch.grid.items()}
+    return chosen, [
+        {**values, "score": score, "error": error, "chosen": values == chosen}
+        for (values, score), error in zip(trials.scores, errors, strict=True)
+    ]
 
 
 def _size(study: Study) -> tuple[int, int]:

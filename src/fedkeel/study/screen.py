@@ -32,6 +32,9 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
         at = ", ".join([one["case"]] * bool(one["case"]) + [f"{key} {z}" for key, z in one["at"].items()])
         who = f"{one['method']} ({at})" if at else one["method"]
         screen.print(f"{who}: within 5 % of its best over {one['decades']:.2g} decades of {one['axis']}")
+    for one in results["search"]:
+        if one["note"]:
+            screen.print(f"search: {one['name']}: {one['note']}", soft_wrap=True)
     for row in rows:
         for seed, why in row["errors"].items():
             screen.print(f"failed: {row['name']} seed {seed}: {why}", soft_wrap=True)

@@ -6,13 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedkeel.study.columns import better_is_less
+
 Values = dict[str, Any]
-# Metrics of which less is better; of all others, more is.
-LESS = ("loss", "rounds_to", "floats_to", "up_to", "cost_to", "seconds", "memory", "norm", "drift", "consistency", "error")
-
-
-def better_is_less(metric: str) -> bool:
-    return any(word in metric for word in LESS)
 
 
 class Trials:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +10,22 @@ from typing import Any
 
 from fedkeel import config as runs
 from fedkeel.config import RunConfig
-from fedkeel.core.algorithm import lookup, nearest
 from fedkeel.fields import SETTINGS
+from fedkeel.study.checks import (
+    check_branch,
+    check_case,
+    check_directories,
+    check_file,
+    check_method,
+    check_search,
+    check_values,
+    targets,
+)
+from fedkeel.study.columns import check_column
 from fedkeel.study.file import METHOD_KEYS, Paper, Range, Search, StudyFile, read_parts
+from fedkeel.study.names import fields_of, plain, safe
 
 MANY = 100_000  # runs; more than that is a slip of the pen
-IN_TABLES = "methods have tables, [methods.NAME]"
-# Settings that the study itself gives to its runs -> what to do instead of sweeping over them.
-NO_AXES = {"seed": "give the runs their seeds by `seeds`", "algorithm": IN_TABLES, "hyperparameters": IN_TABLES}
 
 
 @dataclass(frozen=True)
@@ -38,13 +44,13 @@ class Branch:
     @property
     def name(self) -> str:
         """Unique in the study, for people."""
-        at = ", ".join(f"{key} = {_plain(value)}" for key, value in self.axes.items())
+        at = ", ".join(f"{key} = {plain(value)}" for key, value in self.axes.items())
         return " | ".join(part for part in (self.case, self.method, at) if part)
 
     @property
     def slug(self) -> str:
         """Unique in the study, for directories."""
-        at = "".join(f"-{key}={_plain(value)}" for key, value in sorted(self.axes.items()))
+        at = "".join(f"-{key}={plain(value)}" for key, value in sorted(self.axes.items()))
         return (f"{safe(self.case)}/" if self.case else "") + safe(self.method + at)
 
     def at(self, values: Mapping[str, Any], seed: int, resplit: bool, **more: Any) -> RunConfig:
@@ -81,11 +87,12 @@ class Study:
         if not file.methods:
             raise ValueError("algorithms: there are none; for example fedavg,scaffold,fedlada")
         axes = {name: z.values() if isinstance(z, Range) else list(z) for name, z in file.sweep.items()}
-        _check(file, axes)
+        check_file(file, axes)
         cases: Sequence[Mapping[str, Any]] = file.cases or [{}]
         tried: set[str] = set()
         branches = [b for case in cases for b in _branches(task, file, case, axes, tried)]
-        _check_directories(branches)
+        check_directories(branches)
+        check_search(file.search, branches)
         if sum(len(branch.seeds) for branch in branches) > MANY:
             raise ValueError(f"study: {len(branches)} combinations with all seeds are more than {MANY} runs")
         paper = tuple(_placed(one, file, axes) for one in file.paper)
@@ -115,44 +122,12 @@ class Study:
         return list(together.values())
 
 
-def _check(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
-    known = _names(file)
-    mapped = {name for table in file.methods.values() for name in table.get("over", {})}
-    for name, values in axes.items():
-        if name not in known | mapped:
-            raise ValueError(
-                f"sweep: unknown name {name!r}{nearest(name, sorted(known))}; it must be a setting or hyper-parameter"
-            )
-        if name in NO_AXES:
-            raise ValueError(f"sweep: {name} is not allowed; {NO_AXES[name]}")
-        _check_values(f"sweep: {name}", values)
-    names = [case["name"] for case in file.cases]
-    if not all(names) or len(set(names)) < len(names):
-        raise ValueError("cases: every case must have a name of its own")
-    if file.search.case is not None and file.search.case not in names:
-        raise ValueError(f"search: unknown case {file.search.case!r}{nearest(file.search.case, names)}")
-    for where, seeds in [("", file.seeds)] + [(f"cases: {z['name']}: ", z["seeds"]) for z in file.cases if "seeds" in z]:
-        many = len(seeds) if isinstance(seeds, list) else seeds
-        if many < 1 or (isinstance(seeds, list) and (min(seeds) < 0 or len(set(seeds)) < many)):
-            raise ValueError(f"{where}seeds = {seeds!r} is not allowed; it must be a whole number >= 1, or different seeds")
-    targets(file.target)
-
-
-def targets(given: Any) -> tuple[float, ...]:
-    """The targets of a study or case, checked."""
-    many = given if isinstance(given, list) else [] if given is None else [given]
-    for one in many:
-        if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one <= 1:
-            raise ValueError(f"target = {one!r} is not allowed; it must be an accuracy > 0 and <= 1")
-    return tuple(many)
-
-
 def _branches(
     task: RunConfig, file: StudyFile, case: Mapping[str, Any], axes: Mapping[str, list[Any]], tried: set[str]
 ) -> list[Branch]:
     """All lines of a case. tried: values of grids that are known to be allowed."""
     own = {key: z for key, z in case.items() if key not in ("name", "target", "methods", "seeds")}
-    _check_case(own, case, file)
+    check_case(own, case, file)
     first = task.changed(**{key: z for key, z in own.items() if key in SETTINGS})
     seeds = case.get("seeds", file.seeds)
     if isinstance(seeds, list) and "seed" in first.model_fields_set:
@@ -164,11 +139,11 @@ def _branches(
     aims = targets(case.get("target", file.target))
     found = []
     for label, table in file.methods.items():
-        table = dict(table) | {key: z for key, z in own.items() if key not in SETTINGS and key in _fields_of(label, table)}
+        table = dict(table) | {key: z for key, z in own.items() if key not in SETTINGS and key in fields_of(label, table)}
         table |= case.get("methods", {}).get(label, {})
         name = table.get("algorithm", label)
-        over, fields = table.get("over", {}), _fields_of(label, table)
-        _check_method(label, table, fields)
+        over, fields = table.get("over", {}), fields_of(label, table)
+        check_method(label, table, fields)
         values = {key: z for key, z in table.items() if key not in METHOD_KEYS}
         grid = {key: z for key, z in values.items() if isinstance(z, list)}
         config = changed(first.changed(algorithm=name), {key: z for key, z in values.items() if key not in grid})
@@ -178,91 +153,22 @@ def _branches(
             fixed = {over.get(axis, axis): value for axis, value in at.items()}
             rest = {key: z for key, z in grid.items() if key not in fixed}
             branch = Branch(case.get("name", ""), label, at, changed(config, fixed), rest, seeds, aims, table.get("cost"))
-            _check_branch(branch, file)
+            check_branch(branch, file)
             _try_out(branch, file, tried)
             found.append(branch)
     return found
 
 
-def _check_case(own: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile) -> None:
-    known = _names(file)
-    for key in own:
-        if key not in known:
-            raise ValueError(
-                f"cases: {case['name']}: unknown key {key!r}{nearest(key, sorted(known | {'target', 'methods', 'seeds'}))}"
-            )
-        if key in ("algorithm", "hyperparameters"):
-            raise ValueError(f"cases: {case['name']}: {key} = {own[key]!r} is not allowed; {IN_TABLES}")
-    for label in case.get("methods", {}):
-        if label not in file.methods:
-            raise ValueError(f"cases: {case['name']}: {label} is not among the methods: {', '.join(file.methods)}")
-
-
-def _check_method(label: str, table: Mapping[str, Any], fields: Sequence[str]) -> None:
-    if "seed" in table:
-        raise ValueError(f"methods: {label}: seed = {table['seed']!r} is not allowed; all methods have the study's seeds")
-    for axis, key in table.get("over", {}).items():
-        if key not in (*SETTINGS, *fields):
-            raise ValueError(f"methods: {label}: over.{axis} = {key!r} is not allowed{nearest(key, [*fields, *SETTINGS])}")
-
-
-def _check_branch(branch: Branch, file: StudyFile) -> None:
-    """Settings that mean nothing without another, or beside it."""
-    if file.resplit and "split_seed" in branch.config.model_fields_set:
-        raise ValueError(
-            f"split_seed = {branch.config.split_seed} is not allowed with resplit: every run's split has the run's seed"
-        )
-    if branch.targets and file.target_on == "train_accuracy" and "train" not in branch.config.metrics:
-        raise ValueError(
-            f"target_on = 'train_accuracy' needs metrics = ['train']; {branch.name} has {branch.config.metrics}"
-        )
-
-
-def _check_values(where: str, values: Sequence[Any]) -> None:
-    """Every value of an axis or grid must have a directory of its own."""
-    if not values:
-        raise ValueError(f"{where} has no values")
-    known: dict[str, Any] = {}
-    for value in values:
-        if (name := safe(_plain(value))) in known:
-            other = known[name]
-            told = f"{value!r} twice" if repr(other) == repr(value) else f"{other!r} and {value!r}, which are too much alike"
-            raise ValueError(f"{where} has {told}; values must differ, numbers in their first six digits")
-        known[name] = value
-
-
-def _check_directories(branches: Sequence[Branch]) -> None:
-    """Names may have any signs, directories may not: two branches must not end up in the same one."""
-    known: dict[str, Branch] = {}
-    for branch in branches:
-        if (other := known.setdefault(branch.slug, branch)) is not branch:
-            raise ValueError(
-                f"study: '{other.name}' and '{branch.name}' would share the directory {branch.slug}; "
-                "their names must differ in letters, digits or one of . = + -"
-            )
-
-
 def _try_out(branch: Branch, file: StudyFile, tried: set[str]) -> None:
     """Every value of the grid must be allowed by itself; what was tried in one case is not tried in the others."""
     for key, values in branch.grid.items():
-        _check_values(f"methods: {branch.method}: the grid of {key}", values)
+        check_values(f"methods: {branch.method}: the grid of {key}", values)
     first = {key: values[0] for key, values in branch.grid.items()}
     branch.at(first, branch.seeds[0], file.resplit)
     for key, values in branch.grid.items():
         for value in [z for z in values[1:] if f"{branch.method} {key} {z!r}" not in tried]:
             tried.add(f"{branch.method} {key} {value!r}")
             branch.at(first | {key: value}, branch.seeds[0], file.resplit)
-
-
-def _fields_of(label: str, table: Mapping[str, Any]) -> list[str]:
-    """The hyper-parameters of the method that a table is about."""
-    kind = lookup(table.get("algorithm", label))
-    return [one.name for one in dataclasses.fields(kind)]  # type: ignore[arg-type]
-
-
-def _names(file: StudyFile) -> set[str]:
-    """All settings, and the hyper-parameters of all methods."""
-    return set(SETTINGS).union(*(_fields_of(label, table) for label, table in file.methods.items()))
 
 
 def changed(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
@@ -276,6 +182,7 @@ def changed(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 def _placed(paper: Paper, file: StudyFile, axes: Mapping[str, list[Any]]) -> Paper:
     """A paper's numbers with the names of their columns."""
     at = paper.at or [case["name"] for case in file.cases] or next(iter(axes.values()), [""])
+    check_column("paper: metric", paper.metric)
     for label, values in paper.values.items():
         if label not in file.methods:
             raise ValueError(f"paper: {label} is not among the methods: {', '.join(file.methods)}")
@@ -284,19 +191,9 @@ def _placed(paper: Paper, file: StudyFile, axes: Mapping[str, list[Any]]) -> Pap
     return paper.model_copy(update={"at": list(at)})
 
 
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def safe(text: str) -> str:
-    """A text as the name of a file: never empty, and never one that leads elsewhere."""
-    name = re.sub(r"[^\w.=+-]+", "_", text).strip("_")
-    return name if name.strip(".") else f"_{name}"
-
-
 def path_of(store: Path, branch: Branch, seed: int, trial: Mapping[str, Any] | None = None) -> Path:
     """Where a run lies; trial: the values of the grid if it is part of a search."""
     if trial is None:
         return store / f"{branch.slug}-seed{seed}"
-    values = ",".join(f"{key}={_plain(value)}" for key, value in trial.items())
+    values = ",".join(f"{key}={plain(value)}" for key, value in trial.items())
     return store / "search" / f"{branch.slug}-{safe(values)}-seed{seed}"

@@ -1,0 +1,123 @@
+"""What the parts of a study must be to each other: everything wrong is found before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedkeel.core.algorithm import nearest
+from fedkeel.fields import SETTINGS
+from fedkeel.study.columns import check_column, needs
+from fedkeel.study.file import Search, StudyFile
+from fedkeel.study.names import names_of, plain, safe
+
+if TYPE_CHECKING:
+    from fedkeel.study.study import Branch
+
+IN_TABLES = "methods have tables, [methods.NAME]"
+# Settings that the study itself gives to its runs -> what to do instead of sweeping over them.
+NO_AXES = {"seed": "give the runs their seeds by `seeds`", "algorithm": IN_TABLES, "hyperparameters": IN_TABLES}
+
+
+def check_file(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
+    known = names_of(file)
+    mapped = {name for table in file.methods.values() for name in table.get("over", {})}
+    for name, values in axes.items():
+        if name not in known | mapped:
+            raise ValueError(
+                f"sweep: unknown name {name!r}{nearest(name, sorted(known))}; it must be a setting or hyper-parameter"
+            )
+        if name in NO_AXES:
+            raise ValueError(f"sweep: {name} is not allowed; {NO_AXES[name]}")
+        check_values(f"sweep: {name}", values)
+    names = [case["name"] for case in file.cases]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError("cases: every case must have a name of its own")
+    if file.search.case is not None and file.search.case not in names:
+        raise ValueError(f"search: unknown case {file.search.case!r}{nearest(file.search.case, names)}")
+    for where, seeds in [("", file.seeds)] + [(f"cases: {z['name']}: ", z["seeds"]) for z in file.cases if "seeds" in z]:
+        many = len(seeds) if isinstance(seeds, list) else seeds
+        if many < 1 or (isinstance(seeds, list) and (min(seeds) < 0 or len(set(seeds)) < many)):
+            raise ValueError(f"{where}seeds = {seeds!r} is not allowed; it must be a whole number >= 1, or different seeds")
+    targets(file.target)
+
+
+def targets(given: Any) -> tuple[float, ...]:
+    """The targets of a study or case, checked."""
+    many = given if isinstance(given, list) else [] if given is None else [given]
+    for one in many:
+        if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one <= 1:
+            raise ValueError(f"target = {one!r} is not allowed; it must be an accuracy > 0 and <= 1")
+    return tuple(many)
+
+
+def check_case(own: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile) -> None:
+    known = names_of(file)
+    for key in own:
+        if key not in known:
+            raise ValueError(
+                f"cases: {case['name']}: unknown key {key!r}{nearest(key, sorted(known | {'target', 'methods', 'seeds'}))}"
+            )
+        if key in ("algorithm", "hyperparameters"):
+            raise ValueError(f"cases: {case['name']}: {key} = {own[key]!r} is not allowed; {IN_TABLES}")
+    for label in case.get("methods", {}):
+        if label not in file.methods:
+            raise ValueError(f"cases: {case['name']}: {label} is not among the methods: {', '.join(file.methods)}")
+
+
+def check_method(label: str, table: Mapping[str, Any], fields: Sequence[str]) -> None:
+    if "seed" in table:
+        raise ValueError(f"methods: {label}: seed = {table['seed']!r} is not allowed; all methods have the study's seeds")
+    known = [*fields, *(key for key in SETTINGS if key not in NO_AXES)]
+    for axis, key in table.get("over", {}).items():
+        if key not in known:
+            raise ValueError(f"methods: {label}: over.{axis} = {key!r} is not allowed{nearest(key, known)}")
+
+
+def check_branch(branch: Branch, file: StudyFile) -> None:
+    """Settings that mean nothing without another, or beside it."""
+    if file.resplit and "split_seed" in branch.config.model_fields_set:
+        raise ValueError(
+            f"split_seed = {branch.config.split_seed} is not allowed with resplit: every run's split has the run's seed"
+        )
+    if branch.targets and file.target_on == "train_accuracy" and "train" not in branch.config.metrics:
+        raise ValueError(
+            f"target_on = 'train_accuracy' needs metrics = ['train']; {branch.name} has {branch.config.metrics}"
+        )
+
+
+def check_values(where: str, values: Sequence[Any]) -> None:
+    """Every value of an axis or grid must have a directory of its own."""
+    if not values:
+        raise ValueError(f"{where} has no values")
+    known: dict[str, Any] = {}
+    for value in values:
+        if (name := safe(plain(value))) in known:
+            other = known[name]
+            told = f"{value!r} twice" if repr(other) == repr(value) else f"{other!r} and {value!r}, which are too much alike"
+            raise ValueError(f"{where} has {told}; values must differ, numbers in their first six digits")
+        known[name] = value
+
+
+def check_directories(branches: Sequence[Branch]) -> None:
+    """Names may have any signs, directories may not: two branches must not end up in the same one."""
+    known: dict[str, Branch] = {}
+    for branch in branches:
+        if (other := known.setdefault(branch.slug, branch)) is not branch:
+            raise ValueError(
+                f"study: '{other.name}' and '{branch.name}' would share the directory {branch.slug}; "
+                "their names must differ in letters, digits or one of . = + -"
+            )
+
+
+def check_search(search: Search, branches: Sequence[Branch]) -> None:
+    """What a choice is by must be measured, and not on a seed of the runs that count."""
+    check_column("search: metric", search.metric)
+    for branch in [branch for branch in branches if branch.grid]:
+        if lacks := needs(search.metric, branch.config, list(branch.grid), branch.targets, branch.cost):
+            raise ValueError(f"search: metric = {search.metric!r} needs {lacks}, for {branch.name}")
+        if search.seed in branch.seeds:
+            raise ValueError(
+                f"search: seed = {search.seed} is not allowed; it is one of the seeds of {branch.name}, so the choice "
+                "would be by runs that count"
+            )

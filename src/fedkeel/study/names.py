@@ -1,0 +1,33 @@
+"""Names in a study: of what can be set, and of files."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fedkeel.core.algorithm import lookup
+from fedkeel.fields import SETTINGS
+from fedkeel.study.file import StudyFile
+
+
+def fields_of(label: str, table: Mapping[str, Any]) -> list[str]:
+    """The hyper-parameters of the method that a table is about."""
+    kind = lookup(table.get("algorithm", label))
+    return [one.name for one in dataclasses.fields(kind)]  # type: ignore[arg-type]
+
+
+def names_of(file: StudyFile) -> set[str]:
+    """All settings, and the hyper-parameters of all methods."""
+    return set(SETTINGS).union(*(fields_of(label, table) for label, table in file.methods.items()))
+
+
+def plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def safe(text: str) -> str:
+    """A text as the name of a file: never empty, and never one that leads elsewhere."""
+    name = re.sub(r"[^\w.=+-]+", "_", text).strip("_")
+    return name if name.strip(".") else f"_{name}"
