@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,7 +183,8 @@ def _carry_out(
     trackers.check(asked)
     study = Study.read(file)
     options: dict[str, Any] = {"fresh": shared.fresh, "jobs": shared.jobs, "ray": shared.ray, "trackers": asked}
-    with stopped(ctx.obj, lambda: True):
+    again = shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh")  # or what is complete would be lost
+    with stopped(again, lambda: True):
         results = carry_out(study, out, store=store, command=ctx.obj, **options)
     screen.comparison(results, out)
     if any(row["errors"] for row in results["rows"]):
