@@ -22,6 +22,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from fedkeel.directory import ERROR
 from fedkeel.study.cells import columns_of, differs, in_paper_units, place_of, table_cells
 from fedkeel.study.report import report, results_of
 
@@ -70,14 +71,14 @@ def unpack(name: str, runs: Path) -> None:
 
 
 def pack(name: str, runs: Path) -> None:
-    """Numbers of all complete runs; the same runs give the same bytes."""
+    """Numbers of all complete runs, and why others failed; the same runs give the same bytes."""
+    files = [path.parent / file for path in sorted(runs.rglob("summary.json")) for file in NUMBERS]
     with tarfile.open(RESULTS / name / "runs.tar.xz", "w:xz", preset=9) as archive:
-        for summary in sorted(runs.rglob("summary.json")):
-            for file in NUMBERS:
-                data = (summary.parent / file).read_bytes()
-                entry = tarfile.TarInfo(str((summary.parent / file).relative_to(runs)))
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
+        for path in files + sorted(runs.rglob(ERROR)):
+            data = path.read_bytes()
+            entry = tarfile.TarInfo(str(path.relative_to(runs)))
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
 
 
 def publish(name: str, runs: Path) -> None:

@@ -18,7 +18,8 @@ from fedkeel.study.compare import carry_out
 from fedkeel.study.edit import add_axes, choose_cases, choose_methods, override, set_values
 from fedkeel.study.file import Range
 from fedkeel.study.numbers import Outcome, of_run, robust_width
-from fedkeel.study.runner import read_study, run_study
+from fedkeel.study.reading import read_study
+from fedkeel.study.runner import run_study
 from fedkeel.study.search import Trials
 from fedkeel.study.study import Study
 

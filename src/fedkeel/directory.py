@@ -11,7 +11,8 @@ from fedkeel.config import RunConfig, read_toml
 from fedkeel.fields import SETTINGS
 
 CHECKPOINT = "checkpoint.safetensors"
-FILES = ("config.toml", "metrics.jsonl", CHECKPOINT, "clients.bin", "model.safetensors", "summary.json")
+ERROR = "error.txt"  # why a run of a study has failed
+FILES = ("config.toml", "metrics.jsonl", CHECKPOINT, "clients.bin", "model.safetensors", "summary.json", ERROR)
 # Keys that say how a run is carried out, not what it computes: they may differ when it is continued.
 HOW = ("data_dir", "engine", "workers", "timeout", "ray_address", "min_clients")
 
@@ -28,6 +29,25 @@ def summary(path: Path, rounds: int) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and found.get("rounds") == rounds else None
+
+
+def mark_failed(path: Path, error: str | None) -> None:
+    """Keeps why a run has failed, for reports; None: it is being run again."""
+    from fedkeel.engine.checkpoint import guarded, write_atomically
+
+    if error is None:
+        guarded(path / ERROR, lambda: (path / ERROR).unlink(missing_ok=True))
+        return
+    guarded(path, lambda: path.mkdir(parents=True, exist_ok=True))
+    write_atomically(path / ERROR, error.encode())
+
+
+def why_failed(path: Path) -> str | None:
+    """Why the run in a directory has failed; None if it has not."""
+    try:
+        return (path / ERROR).read_text()
+    except OSError:
+        return None
 
 
 def history(path: Path) -> list[dict[str, Any]]:

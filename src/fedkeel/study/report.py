@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,9 @@ from fedkeel.study.figures import Figure, figures
 from fedkeel.study.names import safe
 from fedkeel.study.numbers import Outcome
 from fedkeel.study.page import page
+from fedkeel.study.reading import read_study
 from fedkeel.study.results import ORIGIN, as_csv, collect
-from fedkeel.study.runner import Found, read_study
+from fedkeel.study.runner import Found
 from fedkeel.study.study import Study
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -43,7 +45,13 @@ def results_of(path: Path) -> dict[str, Any]:
     if (path / "study.toml").exists():
         study = Study.read(runs.read_study(path / "study.toml"))
         origin = json.loads((path / ORIGIN).read_text()) if (path / ORIGIN).exists() else {}
-        results = collect(study, read_study(study, path / origin.get("store", ".")), origin.get("command", ""))
+        store = path / origin.get("store", ".")
+        if not store.is_dir():
+            raise ValueError(
+                f"report: the runs of this study lie in {os.path.normpath(store)}, which is not there; move it, too, or "
+                "run the study again"
+            )
+        results = collect(study, read_study(study, store), origin.get("command", ""))
         return results | {"partitions": origin.get("partitions", {})}
     if (path / "config.toml").exists():
         return _single(path)

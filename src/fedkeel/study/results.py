@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from fedkeel.engine.checkpoint import guarded, write_atomically
-from fedkeel.study.numbers import Row, curves, robust_width, summarise
+from fedkeel.study.numbers import NOT_RUN, Row, curves, robust_width, summarise
 from fedkeel.study.runner import Found
 from fedkeel.study.study import Study
 
@@ -28,7 +28,12 @@ def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str
     """All that a report needs."""
     rows = [_row(study, one) for one in found]
     resolved = {one.branch.name: one.branch.at(one.chosen, one.branch.seeds[0], study.resplit) for one in found}
-    settings = [config.model_dump(exclude_none=True) for config in resolved.values()]
+    # of a search that has not ended, the values are not known
+    unknown = [{key for key in one.branch.grid if key not in one.chosen} for one in found]
+    settings = [
+        {key: z for key, z in config.model_dump(exclude_none=True).items() if key not in hidden}
+        for config, hidden in zip(resolved.values(), unknown, strict=True)
+    ]
     shared = {key: z for key, z in settings[0].items() if key not in OWN and all(one.get(key) == z for one in settings)}
     return {
         "title": study.title,
@@ -36,7 +41,10 @@ def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str
         "task": shared,
         "cases": {case: _case(study, case, shared, settings, found) for case in study.cases},
         "axes": study.axes,
-        "methods": {name: config.hyperparameters for name, config in resolved.items()},
+        "methods": {
+            name: {key: z for key, z in config.hyperparameters.items() if key not in hidden}
+            for (name, config), hidden in zip(resolved.items(), unknown, strict=True)
+        },
         "seeds": sorted({seed for one in found for seed in one.branch.seeds}),
         "target": next((one.branch.targets[0] for one in found if one.branch.targets), None),
         "rows": rows,
@@ -60,7 +68,7 @@ def _row(study: Study, found: Found) -> Row:
 def _search(study: Study, found: Found) -> dict[str, Any]:
     """The trials of a line, and a note if the choice could not be by them."""
     told = {"name": found.branch.name, **study.search.model_dump(exclude_none=True), "trials": found.trials, "note": ""}
-    if all(trial["score"] is None for trial in found.trials):
+    if all(trial["score"] is None and trial["error"] != NOT_RUN for trial in found.trials):
         chosen = ", ".join(f"{key} {value}" for key, value in found.chosen.items())
         told["note"] = f"no trial has {study.search.metric}, so the middle of every list was taken: {chosen}"
     return told
@@ -95,6 +103,8 @@ def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
         for row in rows:
             if axis in row["axes"]:
                 others = tuple((key, z) for key, z in row["axes"].items() if key != axis)
+                if row["final_accuracy"] is None and NOT_RUN in row["errors"].values():
+                    continue
                 score = row["final_accuracy"] if row["final_accuracy"] is not None else 0.0  # diverged: worth nothing
                 lines.setdefault((row["case"], row["method"], others), []).append((row["axes"][axis], score))
         for (case, method, others), points in lines.items():

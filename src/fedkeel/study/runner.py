@@ -59,7 +59,7 @@ def run_study(
 
     begin: called when all was checked, before anything is run. A run that fails is told in its outcome, it stops no other.
     """
-    plans = [_steps(study, group, store, fresh, trackers or {}) for group in study.groups()]
+    plans = [steps_of(study, group, store, fresh, trackers or {}) for group in study.groups()]
     total, rounds = _size(study)
     with StudyBar(total, rounds, progress) as bar:
         workers = cores() if jobs is None else jobs
@@ -70,33 +70,26 @@ def run_study(
             runner.pool.close()
 
 
-def read_study(study: Study, store: Path) -> list[Found]:
-    """What the complete runs of a study say, without running anything."""
-    found = []
-    for group in study.groups():
-        steps, answer = _steps(study, group, store, False, {}), None
-        while True:
-            try:
-                asked = steps.send(answer)
-            except StopIteration as end:
-                found += end.value
-                break
-            answer = [
-                _outcome(job, b, seed, None) for job, b, seed in zip(asked.jobs, asked.branches, asked.seeds, strict=True)
-            ]
-    return found
-
-
 # What has to be run ---------------------------------------------------------------------------------------------------
 
 
-def _steps(
-    study: Study, group: Sequence[Branch], store: Path, fresh: bool, trackers: dict[str, str]
+def steps_of(
+    study: Study,
+    group: Sequence[Branch],
+    store: Path,
+    fresh: bool,
+    trackers: dict[str, str],
+    before: dict[str, Any] | None = None,
 ) -> Generator[Asked, Any, list[Found]]:
-    """The runs of branches that share a search: yields what must be complete, is sent the outcomes, returns the findings."""
+    """The runs of branches that share a search: yields what must be complete, is sent the outcomes, returns the findings.
+
+    before: what the search is known to have chosen.
+    """
     first, chosen, trials = group[0], {}, []
     if first.grid:
-        chosen, trials = yield from _search(study, first, store, fresh, trackers)
+        chosen, trials = yield from _search(study, first, store, fresh, trackers, before)
+        if not chosen:
+            return [Found(one, {}, [Outcome(one.method, z, [], NOT_RUN) for z in one.seeds], trials) for one in group]
     jobs, branches, seeds = [], [], []
     for branch, seed in [(one, seed) for one in group for seed in one.seeds]:
         config = branch.at(chosen, seed, study.resplit)
@@ -111,9 +104,9 @@ def _steps(
 
 
 def _search(
-    study: Study, branch: Branch, store: Path, fresh: bool, trackers: dict[str, str]
+    study: Study, branch: Branch, store: Path, fresh: bool, trackers: dict[str, str], before: dict[str, Any] | None
 ) -> Generator[Asked, Any, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Runs the trials of a grid -> (chosen values, what every trial scored)."""
+    """Runs the trials of a grid -> (chosen values, what every trial scored); {} if some are still to come."""
     plan = study.search
     less = {key: z for key, z in (("rounds", plan.rounds), ("evaluate_every", plan.every)) if z is not None}
     trials, errors = Trials(branch.grid, plan.way, plan.metric), []  # type: tuple[Trials, list[str | None]]
@@ -128,7 +121,10 @@ def _search(
             scores = {} if outcome.error else of_run(outcome, branch.targets, study.target_on, branch.cost)
             trials.scores.append((values, scores.get(plan.metric)))
             errors.append(outcome.error)
-    chosen = trials.best() or {key: values[len(values) // 2] for key, values in branch.grid.items()}
+        if NOT_RUN in errors and before is None:  # the next ones depend on these
+            break
+    middle = {key: values[len(values) // 2] for key, values in branch.grid.items()}
+    chosen = before or {} if NOT_RUN in errors else trials.best() or middle
     return chosen, [
         {**values, "score": score, "error": error, "chosen": values == chosen}
         for (values, score), error in zip(trials.scores, errors, strict=True)
@@ -157,10 +153,11 @@ def is_complete(job: Job) -> bool:
     return directory.summary(job.out, job.config.rounds) is not None
 
 
-def _outcome(job: Job, branch: Branch, seed: int, error: str | None) -> Outcome:
+def outcome_of(job: Job, branch: Branch, seed: int, error: str | None) -> Outcome:
+    """What became of a run, from its directory. error: what is known to be wrong with it."""
     if error is None and (found := directory.summary(job.out, job.config.rounds)):
         return Outcome(branch.method, seed, directory.history(job.out), memory_mb=found.get("memory_mb"))
-    return Outcome(branch.method, seed, [], error or NOT_RUN)
+    return Outcome(branch.method, seed, [], error or directory.why_failed(job.out) or NOT_RUN)
 
 
 # Who runs it ----------------------------------------------------------------------------------------------------------
@@ -184,6 +181,7 @@ class Scheduler:
         self.number = itertools.count()
         self.data = Data()
         self.running = 0
+        self.begun = False
 
     def drive(self, plans: Sequence[Generator[Asked, Any, list[Found]]], begin: Callable[[], None]) -> list[list[Found]]:
         self.results: list[list[Found]] = [[] for _ in plans]
@@ -196,12 +194,16 @@ class Scheduler:
         self.bar.announce(self.bar.done)
         self._check_data()
         begin()
+        self.begun = True
         while self.open:
             while self.queue and self.running < self.pool.size:
                 self._start(heapq.heappop(self.queue)[-1])
             for job, error in self.pool.ended():
                 self.running -= 1
-                self._end(job, error)
+                if error:
+                    self._failed(job, error)
+                else:
+                    self._end(job, None)
         return self.results
 
     def _check_data(self) -> None:
@@ -213,26 +215,39 @@ class Scheduler:
 
     def _ask(self, place: int, asked: Asked) -> None:
         self.open[place] = asked, {}
-        complete = []
+        complete, refused = [], []
         for job, seed, branch in zip(asked.jobs, asked.seeds, asked.branches, strict=True):
             self.owner[job] = place
-            if is_complete(job):
-                complete.append(job)
+            try:
+                if is_complete(job):
+                    complete.append(job)
+                    continue
+            except ValueError as error:
+                if not self.begun:
+                    raise
+                refused.append((job, str(error)))  # too late to refuse the study: other runs are under way
                 continue
             turn = 0 if asked.search else 1 + branch.seeds.index(seed)
             heapq.heappush(self.queue, (turn, next(self.number), job))
         self.bar.already(complete)
         for job in complete:
             self._end(job, None, told=False)
+        for job, why in refused:
+            self._end(job, why)
 
     def _start(self, job: Job) -> None:
         self.bar.begin(job)
         try:
             fed = None if self.remote else self.data.of(job.config)
         except Exception as error:  # no data for this case; there may be some for others
-            return self._end(job, " ".join(str(error).split()))
+            return self._failed(job, " ".join(str(error).split()))
+        directory.mark_failed(job.out, None)
         self.running += 1
         self.pool.start(job, fed)
+
+    def _failed(self, job: Job, error: str) -> None:
+        directory.mark_failed(job.out, error)
+        self._end(job, error)
 
     def _end(self, job: Job, error: str | None, told: bool = True) -> None:
         place = self.owner.pop(job)
@@ -244,7 +259,7 @@ class Scheduler:
             return
         del self.open[place]
         outcomes = [
-            _outcome(job, branch, seed, ended[job])
+            outcome_of(job, branch, seed, ended[job])
             for job, branch, seed in zip(asked.jobs, asked.branches, asked.seeds, strict=True)
         ]
         try:

@@ -1,0 +1,142 @@
+"""Studies that were stopped, changed, moved, or are not complete: what is run, and what the report says of them."""
+
+import shutil
+
+import pytest
+
+from fedkeel import cli, config
+from fedkeel.study.compare import carry_out
+from fedkeel.study.numbers import NOT_RUN
+from fedkeel.study.report import report, results_of
+from fedkeel.study.runner import run_study
+from fedkeel.study.study import Study
+
+TASK = {"clients": 10, "rounds": 2, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
+FLAGS = [word for key, z in TASK.items() for word in (f"--{key.replace('_', '-')}", str(z))]
+
+
+@pytest.fixture
+def fedkeel(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main(words)
+        captured = capsys.readouterr()
+        return end.value.code, captured.out, captured.err
+
+    return call
+
+
+def read(methods, **changes):
+    return Study.read(TASK | {"methods": methods, "seeds": 1} | changes)
+
+
+def test_the_advice_after_a_stop_does_not_begin_again(fedkeel, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeel.config.run", interrupted)
+    words = ["compare", *FLAGS, "--algorithms", "fedavg", "--set", "fedavg.lr=0.1", "--jobs", "1", "--out", "a b"]
+    code, _, err = fedkeel(*words[:3], "--fresh", *words[3:])
+    assert code == 130
+    assert err.splitlines()[-1] == f"interrupted; go on with: fedkeel {' '.join(words[:-1])} 'a b'"
+
+
+# A grid that was changed ----------------------------------------------------------------------------------------------
+
+
+def test_a_changed_grid_is_the_error_of_its_runs_and_stops_no_other(tmp_path):
+    carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
+    study = read({"fedavg": {"lr": [1e-6, 0.1]}, "fedprox": {}})
+    for rows in (carry_out(study, tmp_path, jobs=1, progress=False)["rows"], results_of(tmp_path)["rows"]):
+        assert (rows[0]["chosen"], rows[0]["seeds"], rows[1]["seeds"]) == ({"lr": 0.1}, 0, 1)
+        assert "holds a run with lr = 1e-06, this one has 0.1" in rows[0]["errors"][0]
+    with pytest.raises(ValueError, match=r"holds a run with lr = 1e-06.*--fresh"):  # all is known before the start now
+        carry_out(study, tmp_path, jobs=1, progress=False)
+
+
+# What a report says before the end ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """The directory of a complete study with a search of which one trial diverged."""
+    study = read({"fedavg": {"lr": [1e-6, 0.1, 1e38], "weight_decay": [0.0, 0.01]}}, search={"way": "coordinate"})
+    carry_out(study, tmp_path, jobs=1, progress=False)
+    return tmp_path
+
+
+def chosen_and_trials(path):
+    results = results_of(path)
+    return results["rows"][0]["chosen"], [(z["lr"], z["chosen"], z["error"]) for z in results["search"][0]["trials"]]
+
+
+def test_a_trial_that_failed_is_not_one_still_to_come(searched):
+    chosen, trials = chosen_and_trials(searched)
+    assert chosen["lr"] == 0.1
+    assert "NotFinite" in trials[2][2]
+    shutil.rmtree(searched / "fedavg-seed0")
+    assert chosen_and_trials(searched) == (chosen, trials)  # the search has ended, its runs are still to come
+    shutil.rmtree(searched / "search" / "fedavg-lr=1e-06_weight_decay=0.01-seed1000")
+    results = results_of(searched)
+    assert [z["error"] == NOT_RUN for z in results["search"][0]["trials"]] == [True, False, False]
+    assert (results["rows"][0]["chosen"], results["rows"][0]["errors"]) == ({}, {0: NOT_RUN})
+    assert not any(z["chosen"] for z in results["search"][0]["trials"])
+    assert "lr" not in results["methods"]["fedavg"]  # nor is it the default
+    assert "weight_decay" not in results["task"]
+    text = report(searched).read_text()
+    assert text.count("<td>not complete</td>") == text.count("<td>failed</td>") == 1
+    assert "so the middle of every list was taken" not in text
+
+
+def test_runs_after_a_search_tell_what_it_chose(searched):
+    before = chosen_and_trials(searched)[0]
+    shutil.rmtree(searched / "search" / "fedavg-lr=1e+38_weight_decay=0.01-seed1000")  # archives have only complete runs
+    assert chosen_and_trials(searched)[0] == before
+    shutil.rmtree(searched / "search")
+    chosen, trials = chosen_and_trials(searched)
+    assert chosen == before
+    assert {error for _, _, error in trials} == {NOT_RUN}
+    assert results_of(searched)["search"][0]["note"] == ""
+    assert results_of(searched)["rows"][0]["seeds"] == 1
+
+
+def test_a_run_that_failed_is_told_until_it_is_run_again(tmp_path, monkeypatch):
+    study = read({"fedavg": {}, "scaffold": {}, "fedprox": {}})
+    whole = config.run
+
+    def fails(one, *rest, **options):
+        if one.algorithm == "scaffold":
+            raise ValueError("no luck")
+        return whole(one, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedkeel.config.run", fails)
+        carry_out(study, tmp_path, jobs=1, progress=False)
+    shutil.rmtree(tmp_path / "fedprox-seed0")
+    assert [row["errors"] for row in results_of(tmp_path)["rows"]] == [{}, {0: "no luck"}, {0: NOT_RUN}]
+    run_study(study, tmp_path, jobs=1, progress=False)
+    assert [row["errors"] for row in results_of(tmp_path)["rows"]] == [{}] * 3
+    assert {path.name for path in (tmp_path / "scaffold-seed0").iterdir()} == {
+        *("config.toml", "metrics.jsonl", "summary.json", "lock"),
+    }
+
+
+def test_a_point_still_to_come_does_not_count_as_a_bad_one(tmp_path):
+    study = read({"fedavg": {}}, sweep={"lr": [0.1, 0.11, 0.12, 1e38]})
+    whole = carry_out(study, tmp_path, jobs=1, progress=False)["robustness"]
+    shutil.rmtree(tmp_path / "fedavg-lr=0.11-seed0")
+    (under_way,) = results_of(tmp_path)["robustness"]
+    assert under_way["decades"] == whole[0]["decades"] > 0.07  # 0.1 to 0.12
+
+
+def test_a_study_whose_runs_are_elsewhere_keeps_its_report(tmp_path):
+    out, store = tmp_path / "view", tmp_path / "runs"
+    carry_out(read({"fedavg": {}}), out, store=store, jobs=1, progress=False)
+    before = (out / "report.html").read_bytes()
+    shutil.move(out, tmp_path / "elsewhere" / "view")
+    with pytest.raises(ValueError, match=r"report: the runs of this study lie in .*elsewhere/runs, which is not there"):
+        report(tmp_path / "elsewhere" / "view")
+    assert (tmp_path / "elsewhere" / "view" / "report.html").read_bytes() == before
