@@ -1,11 +1,13 @@
 """Studies that were stopped, changed, moved, or are not complete: what is run, and what the report says of them."""
 
+import json
 import shutil
 
 import pytest
 
 from fedkeel import cli, config
 from fedkeel.study.compare import carry_out
+from fedkeel.study.figures import figures
 from fedkeel.study.numbers import NOT_RUN
 from fedkeel.study.report import report, results_of
 from fedkeel.study.runner import run_study
@@ -140,3 +142,39 @@ def test_a_study_whose_runs_are_elsewhere_keeps_its_report(tmp_path):
     with pytest.raises(ValueError, match=r"report: the runs of this study lie in .*elsewhere/runs, which is not there"):
         report(tmp_path / "elsewhere" / "view")
     assert (tmp_path / "elsewhere" / "view" / "report.html").read_bytes() == before
+
+
+# The split ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_plot_of_the_split_is_that_of_the_study(fedkeel, tmp_path):
+    words = ["compare", *FLAGS, "--algorithms", "fedavg", "--seeds", "1", "--out", "p"]
+    assert fedkeel(*words, "--concentration", "0.1")[0] == 0
+    first = (tmp_path / "p/report/partition.svg").read_bytes()
+    assert fedkeel(*words, "--concentration", "1000", "--fresh")[0] == 0
+    second = (tmp_path / "p/report/partition.svg").read_bytes()
+    assert first != second
+    assert fedkeel("report", "p")[0] == 0
+    assert (tmp_path / "p/report/partition.svg").read_bytes() == second
+    shutil.rmtree(tmp_path / "p/fedavg-seed0")
+    assert fedkeel(*words, "--concentration", "0.1")[0] == 0  # another study in the same directory
+    assert (tmp_path / "p/report/partition.svg").read_bytes() == first
+    assert len(json.loads((tmp_path / "p/origin.json").read_text())["partitions"]) == 1
+
+
+def test_figures_of_another_study_do_not_stay(tmp_path):
+    carry_out(read({"fedavg": {}}, cases=[{"name": "A"}]), tmp_path, jobs=1, progress=False)
+    assert (tmp_path / "report" / "A-partition.svg").exists()
+    (tmp_path / "report" / "mine.txt").write_text("not ours")
+    carry_out(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)
+    names = {path.stem.partition("-")[0] for path in (tmp_path / "report").iterdir()}
+    assert names == {"accuracy", "train_loss", "partition", "table", "mine"}
+
+
+def test_a_sweep_over_splits_says_which_one_is_drawn(tmp_path):
+    study = read({"fedavg": {}}, sweep={"concentration": [0.5, 10.0], "lr": [0.1, 0.2]}, resplit=True)
+    drawn = figures(carry_out(study, tmp_path, jobs=1, progress=False))
+    title = "Samples of every class that a client has (area), for concentration = 0.5, split_seed = 0"
+    assert [one.title for one in drawn if one.name == "partition"] == [title]
+    plain = figures(carry_out(read({"fedavg": {}}), tmp_path / "b", jobs=1, progress=False))
+    assert [z.title for z in plain if z.name == "partition"] == ["Samples of every class that a client has (area)"]

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedkeel.config import RunConfig
-from fedkeel.data.bubbles import label_counts
-from fedkeel.engine.checkpoint import write_atomically
 from fedkeel.study.checks import targets
 from fedkeel.study.numbers import Row
 from fedkeel.study.report import write_report
-from fedkeel.study.results import ORIGIN, begin, collect, write
-from fedkeel.study.runner import Data, run_study
+from fedkeel.study.results import begin, collect, write
+from fedkeel.study.runner import run_study
+from fedkeel.study.splits import count_splits
 from fedkeel.study.study import Study
-
-MOST = 200  # clients and classes in the plot of a split
 
 
 def compare(
@@ -70,22 +65,8 @@ def carry_out(
     """Runs a study and writes what it found to `out`. store: where its runs lie, if not there."""
     store = store or out
     options: dict[str, Any] = {"fresh": fresh, "jobs": jobs, "ray": ray, "progress": progress, "trackers": trackers}
-    found = run_study(study, store, begin=lambda: begin(study, out, store, command), **options)
-    results = collect(study, found, command) | {"partitions": partitions(study, out)}
+    found = run_study(study, store, begin=lambda: begin(study, out, store, command, fresh), **options)
+    results = collect(study, found, command) | {"partitions": count_splits(study, out)}
     write(results, out)
     write_report(results, out)
     return results
-
-
-def partitions(study: Study, out: Path) -> dict[str, Any]:
-    """How the labels of every case are spread over its clients, kept in the study's directory; {} where data are absent."""
-    origin = json.loads((out / ORIGIN).read_text())
-    data, known = Data(), origin["partitions"]
-    for branch in study.branches:
-        if branch.case not in known:
-            with contextlib.suppress(Exception):
-                fed = data.of(branch.at({}, branch.seeds[0], study.resplit))
-                if not fed.y.is_floating_point() and fed.y.dim() == 1 and fed.y.max() < MOST:
-                    known[branch.case] = label_counts(fed, int(fed.y.max()) + 1)[:MOST].tolist()
-    write_atomically(out / ORIGIN, json.dumps(origin).encode())
-    return known

@@ -65,9 +65,9 @@ def figures(results: Mapping[str, Any]) -> list[Figure]:
         if len(rows) <= MANY:
             found += curves(results, rows, case, style)
         found += costs(rows, case, style)
-        if counts := results.get("partitions", {}).get(case):
-            drawn = svg.bubbles(counts)
-            found.append(Figure("partition", case, "Samples of every class that a client has (area)", drawn, drawn))
+        if split := results.get("partitions", {}).get(case):
+            drawn, of = svg.bubbles(split["counts"]), f", for {split['of']}" if split["of"] else ""
+            found.append(Figure("partition", case, f"Samples of every class that a client has (area){of}", drawn, drawn))
     return found
 
 

@@ -23,6 +23,7 @@ from fedkeel.study.page import page
 from fedkeel.study.reading import read_study
 from fedkeel.study.results import ORIGIN, as_csv, collect
 from fedkeel.study.runner import Found
+from fedkeel.study.splits import shown_splits
 from fedkeel.study.study import Study
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -52,7 +53,7 @@ def results_of(path: Path) -> dict[str, Any]:
                 "run the study again"
             )
         results = collect(study, read_study(study, store), origin.get("command", ""))
-        return results | {"partitions": origin.get("partitions", {})}
+        return results | {"partitions": shown_splits(study, origin.get("partitions", {}))}
     if (path / "config.toml").exists():
         return _single(path)
     raise ValueError(f"report: {path} holds neither a study (study.toml) nor a run (config.toml)")
@@ -89,8 +90,11 @@ def _of_objects(told: Mapping[str, Any]) -> runs.RunConfig:
 def write_report(results: Mapping[str, Any], out: Path, png: bool = False) -> Path:
     drawn, folder = figures(results), out / "report"
     guarded(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
-    for figure in drawn:
-        write_atomically(folder / f"{file_name(figure)}.svg", svg.as_file(figure.alone).encode())
+    names = [file_name(figure) for figure in drawn]
+    for old in [path for path in folder.glob("*.*") if path.suffix in (".svg", ".png") and path.stem not in names]:
+        guarded(old, lambda old=old: old.unlink(missing_ok=True))  # of another study that had the directory before
+    for name, figure in zip(names, drawn, strict=True):
+        write_atomically(folder / f"{name}.svg", svg.as_file(figure.alone).encode())
     write_atomically(folder / "table.csv", as_csv(results).encode())
     write_atomically(folder / "table.tex", as_latex(results).encode())
     write_atomically(out / "report.html", page(results, drawn).encode())

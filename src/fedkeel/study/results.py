@@ -21,7 +21,7 @@ from fedkeel.study.study import Study
 
 # What belongs to one run and not to the task that all of them share.
 OWN = ("algorithm", "hyperparameters", "seed")
-ORIGIN = "origin.json"  # command and place of the runs of a study
+ORIGIN = "origin.json"  # command and place of the runs of a study, and how their data were split
 
 
 def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str, Any]:
@@ -126,15 +126,14 @@ def write(results: Mapping[str, Any], out: Path) -> None:
     write_atomically(out / "table.csv", as_csv(results).encode())
 
 
-def begin(study: Study, out: Path, store: Path, command: str) -> dict[str, Any]:
+def begin(study: Study, out: Path, store: Path, command: str, fresh: bool) -> None:
     """Writes study.toml (`fedkeel compare` can run it again) and where runs lie: a report need not wait for the end."""
     guarded(out, lambda: out.mkdir(parents=True, exist_ok=True))
     write_atomically(out / "study.toml", tomli_w.dumps(without_none(study.file)).encode())
     origin = {"command": command, "store": os.path.relpath(store, out), "partitions": {}}
-    if (out / ORIGIN).exists():
+    if (out / ORIGIN).exists() and not fresh:
         origin["partitions"] = json.loads((out / ORIGIN).read_text()).get("partitions", {})
     write_atomically(out / ORIGIN, json.dumps(origin).encode())
-    return origin
 
 
 def as_csv(results: Mapping[str, Any]) -> str:
