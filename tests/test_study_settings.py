@@ -1,6 +1,8 @@
 """What a study file or command may say: every part is obeyed, or refused in one line before anything is run."""
 
+import itertools
 import json
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -12,6 +14,7 @@ from fedkeel import cli, config
 from fedkeel.config import RunConfig
 from fedkeel.engine.measure import METRICS
 from fedkeel.study.columns import better_is_less, is_column
+from fedkeel.study.compare import carry_out
 from fedkeel.study.edit import choose_methods, set_values
 from fedkeel.study.names import safe
 from fedkeel.study.numbers import Outcome, of_run
@@ -273,6 +276,20 @@ def test_every_column_of_a_run_is_known(tmp_path):
         found = of_run(Outcome(name, 0, history, memory_mb=1.0), [0.01] * 4, cost=1)
         missing = [column for column in found if not is_column(column)]
         assert missing == []
+
+
+def test_a_loss_that_is_no_number_is_never_the_least(tmp_path, monkeypatch):
+    whole = of_run
+
+    def diverges(outcome, *rest):
+        return whole(outcome, *rest) | ({"final_train_loss": math.nan} if next(trial) == 0 else {})
+
+    trial = itertools.count()
+    monkeypatch.setattr("fedkeel.study.runner.of_run", diverges)
+    study = read(methods={"fedavg": {"lr": [0.01, 0.3, 0.02]}}, seeds=1, search={"metric": "final_train_loss"})
+    results = carry_out(study, tmp_path, jobs=1, progress=False)
+    assert results["rows"][0]["chosen"] == {"lr": 0.3}
+    assert [z["score"] is None for z in results["search"][0]["trials"]] == [True, False, False]
 
 
 def test_a_search_that_could_score_nothing_says_so(fedkeel, tmp_path):

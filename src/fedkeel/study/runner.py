@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import multiprocessing
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -119,7 +120,10 @@ def _search(
         outcomes = yield Asked(jobs, [branch] * len(jobs), [plan.seed] * len(jobs), search=True)
         for values, outcome in zip(wave, outcomes, strict=True):
             scores = {} if outcome.error else of_run(outcome, branch.targets, study.target_on, branch.cost)
-            trials.scores.append((values, scores.get(plan.metric)))
+            score = scores.get(plan.metric)
+            trials.scores.append(
+                (values, None if score is None or math.isnan(score) else score)
+            )  # nan is neither more nor less
             errors.append(outcome.error)
         if NOT_RUN in errors and before is None:  # the next ones depend on these
             break
