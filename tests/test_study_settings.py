@@ -186,7 +186,7 @@ def test_seeds_of_the_command_line_win_over_those_of_cases(fedkeel, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["lada/fig4", "--cohort", "5"], "cohort = 5 is not allowed: the study sweeps over cohort; `--over cohort=5`"),
+        (["lada/fig4", "--cohort", "5"], "cohort = 5 is not allowed: the study sweeps over cohort; --over cohort=VALUES"),
         (["lada/tab4", "--local-steps", "5"], "local_steps = 5 is not allowed: the study sweeps over local_epochs"),
         (
             ["lada/tab5", "--set", "fedlada.alpha=0.5"],

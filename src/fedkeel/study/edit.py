@@ -20,7 +20,7 @@ def refuse_swept(file: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     tables = [{}, *file.get("methods", {}).values()]
     for key, value in settings.items():
         if axis := _axis_of(key, tables, file):
-            raise ValueError(f"{key} = {value!r} is not allowed: {_instead(axis, value)}")
+            raise ValueError(f"{key} = {value!r} is not allowed: {_instead(axis)}")
 
 
 def _axis_of(key: str, tables: Sequence[Mapping[str, Any]], file: Mapping[str, Any]) -> str | None:
@@ -32,8 +32,8 @@ def _axis_of(key: str, tables: Sequence[Mapping[str, Any]], file: Mapping[str, A
     return None
 
 
-def _instead(axis: str, value: Any) -> str:
-    return f"the study sweeps over {axis}; `--over {axis}={value}` of sweep and reproduce gives it this value alone"
+def _instead(axis: str) -> str:
+    return f"the study sweeps over {axis}; --over {axis}=VALUES, of sweep and reproduce, gives that axis other values"
 
 
 def override(file: Mapping[str, Any], settings: Mapping[str, Any]) -> File:
@@ -78,7 +78,7 @@ def set_values(file: File, changes: Sequence[str]) -> File:
             raise ValueError(f"set = {change!r} is not allowed; {name} is not among the compared: {', '.join(methods)}")
         own = [methods[name]] + [case["methods"][name] for case in file["cases"] if name in case["methods"]]
         if axis := _axis_of(key.replace("-", "_"), own, file):
-            raise ValueError(f"set = {change!r} is not allowed: {_instead(axis, text)}")
+            raise ValueError(f"set = {change!r} is not allowed: {_instead(axis)}")
         tried = [hyperparameters(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
         values = tried[0] if len(tried) == 1 else {known: [one[known] for one in tried] for known in tried[0]}
         methods = methods | {name: methods[name] | values}
