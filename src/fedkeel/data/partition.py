@@ -12,6 +12,7 @@ import numpy as np
 from fedkeel.core.algorithm import nearest
 
 SIZES = ("equal", "unequal")
+WITHOUT_LABELS = ("iid", "quantity", "by_key")  # kinds that do not look at the labels, so that these may be anything
 LARGEST = 1e100  # concentration; more is no more even, and the sum of the draws would overflow
 
 
@@ -21,6 +22,9 @@ def partition(
     """Sample numbers per client; every client gets at least one.  key: the natural owner of every sample, for `by_key`."""
     if kind not in PARTITIONS:
         raise ValueError(f"split: unknown name {kind!r}{nearest(kind, PARTITIONS)}")
+    labels = np.asarray(labels)
+    if kind not in WITHOUT_LABELS:
+        _classes(kind, labels)
     if not _whole(clients) or not 1 <= clients <= len(labels):
         raise ValueError(f"clients = {clients!r} is not allowed; it must be from 1 to the number of samples, {len(labels)}")
     if not _whole(seed) or seed < 0:
@@ -31,8 +35,8 @@ def partition(
             raise ValueError(f"split {kind!r}: unknown option {option!r}{nearest(option, known) if known else ''}")
     rng = np.random.default_rng((int(seed), 0x5917))
     if kind == "by_key":
-        return by_key(rng, np.asarray(labels), int(clients), key)
-    return _nobody_empty(PARTITIONS[kind](rng, np.asarray(labels), int(clients), **options))
+        return by_key(rng, labels, int(clients), key)
+    return _nobody_empty(PARTITIONS[kind](rng, labels, int(clients), **options))
 
 
 def iid(rng: np.random.Generator, labels: np.ndarray, clients: int) -> list[np.ndarray]:
@@ -207,6 +211,13 @@ def _nobody_empty(parts: list[np.ndarray]) -> list[np.ndarray]:
             parts[client], parts[giver] = parts[giver][-1:], parts[giver][:-1]
             heapq.heappush(richest, (size + 1, giver))
     return parts
+
+
+def _classes(kind: str, labels: np.ndarray) -> None:
+    if labels.ndim != 1 or np.issubdtype(labels.dtype, np.floating):
+        theirs = f"targets of {labels.dtype} {list(labels.shape[1:])}"
+        any_target = f"{', '.join(WITHOUT_LABELS[:-1])} and {WITHOUT_LABELS[-1]} take any target"
+        raise ValueError(f"split: {kind!r} needs one class, a whole number, per sample, not {theirs}; {any_target}")
 
 
 def _positive(name: str, value: float) -> None:
