@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedkeel.data.federation import Dataset
 from fedkeel.data.files import Arrays, broken
 from fedkeel.data.images import held_out, pictures
 from fedkeel.data.parsed import dataset, with_stats
-from fedkeel.data.tables import encoded, numbered, rows_of
+from fedkeel.data.tables import Table, encoded, numbered, owners, table_of
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -57,28 +58,46 @@ def _read_folder(root: Path, size: int | None) -> Arrays:
 def from_csv(path: str | Path, label: str | None = None, test: str | Path | None = None, key: str | None = None) -> Dataset:
     """A comma-separated table with a heading. Numbers are standardised, words become a column each.
 
+    A column is one of numbers if nine in ten of its training cells are, not counting the missing ones (empty, ?, NA, nan,
+    inf ...). A cell of it that is no finite number is an error; fill it in before. In a column of words an empty cell is a
+    word like any other, and a word that the training rows have not is 0 everywhere.
+
     label: the column of classes (default: the last).  test: another table with the same columns (default: a fifth of the
-    rows).  key: a column that says whose a row is, for the split `by_key`; it is not among the inputs.
+    rows).  key: a column that says whose a row is, as it is written, for the split `by_key`; it is not among the inputs.
 
     >>> from_csv("patients.csv", label="outcome", key="hospital").split("by_key", clients=12)
     """
     files = [Path(z).expanduser() for z in (path, test) if z is not None]
-    tables = [rows_of(file) for file in files]
-    heading = tables[0][0]
-    for name in (label, key):
-        if name is not None and name not in heading:
-            raise ValueError(f"data: {files[0]} has no column {name!r}{nearest(name, heading)}")
-    if len(tables) == 2 and tables[1][0] != heading:
-        raise broken(files[1], f"its columns are {', '.join(tables[1][0])}, not {', '.join(heading)}")
+    tables = _read_tables(files, [name for name in (label, key) if name is not None])
+    heading, n = tables[0].heading, len(tables[0].rows)
+    rows, places = [row for table in tables for row in table.rows], [place for table in tables for place in table.places]
     target = heading.index(label) if label is not None else len(heading) - 1
     owner = None if key is None else heading.index(key)
-    body = [row for table in tables for row in table[1:]]
-    y, _ = numbered([row[target] for row in body])
-    n = len(tables[0]) - 1
-    split = held_out(np.arange(n), y) if len(tables) == 1 else {"x": np.arange(n), "test_x": np.arange(n, len(body))}
-    inputs = [[cell for i, cell in enumerate(row) if i not in (target, owner)] for row in body]
-    x, test_x = encoded([inputs[i] for i in split["x"]], [inputs[i] for i in split["test_x"]])
-    keys = None if owner is None else numbered([body[i][owner] for i in split["x"]])[0]
+    inputs = [i for i in range(len(heading)) if i not in (target, owner)]
+    if not inputs:
+        raise ValueError(f"data: {files[0]} has no column of inputs, only {', '.join(heading)}; it must have at least one")
+    for row, (file, number) in zip(rows, places, strict=True):
+        if not row[target]:
+            raise ValueError(f"data: {file} has no {heading[target]!r} in row {number}; every row must have its class")
+    y = numbered([row[target] for row in rows])
+    split = held_out(np.arange(n), y) if len(tables) == 1 else {"x": np.arange(n), "test_x": np.arange(n, len(rows))}
+    body = Table([heading[i] for i in inputs], [[row[i] for i in inputs] for row in rows], places)
+    x, test_x = encoded(body, split["x"], split["test_x"])
+    keys = None if owner is None else owners([rows[i][owner] for i in split["x"]])
     tensors = (torch.from_numpy(z) for z in (x, y[split["x"]], test_x, y[split["test_x"]]))
     x_train, y_train, x_test, y_test = tensors
     return Dataset(files[0].stem, x_train, y_train, (x_test, y_test), key=keys, classes=int(y.max()) + 1)
+
+
+def _read_tables(files: Sequence[Path], names: Sequence[str]) -> list[Table]:
+    """The table, and that for testing if there is one; names: columns that they must have."""
+    tables = [table_of(file) for file in files]
+    heading, n = tables[0].heading, len(tables[0].rows)
+    for name in names:
+        if name not in heading:
+            raise ValueError(f"data: {files[0]} has no column {name!r}{nearest(name, heading)}")
+    if len(tables) == 2 and tables[1].heading != heading:
+        raise broken(files[1], f"its columns are {', '.join(tables[1].heading)}, not {', '.join(heading)}")
+    if len(tables) == 1 and n < 5:
+        raise ValueError(f"data: {files[0]} has {n} rows; it must have 5, so that one can be held out, or give test=")
+    return tables
