@@ -53,6 +53,17 @@ def test_a_folder_without_a_test_part_holds_a_fifth_out(tmp_path: Path) -> None:
     assert (len(data.y), len(data.test[1])) == (8, 2)
 
 
+def test_classes_that_only_the_test_part_has_are_named(tmp_path: Path) -> None:
+    """Their pictures were once left out. A folder that holds no pictures is no class."""
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    made = {f"{part}/{kind}/1.png": formats.picture(8)[0] for part in ("train", "test") for kind in "ab"}
+    formats.put(tmp_path / "pets", made | {"test/notes/readme.txt": b"no picture"})
+    assert from_folder(tmp_path / "pets").classes == 2
+    formats.put(tmp_path / "pets", {f"test/{kind}/1.png": formats.picture(8)[0] for kind in "dc"})
+    with pytest.raises(ValueError, match=r"^data: .*test has classes that .*train has not: c, d; .* be in train$"):
+        from_folder(tmp_path / "pets")
+
+
 def test_pictures_that_do_not_fit_are_named(tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="Pillow is not installed")
     formats.put(tmp_path / "pets", {"a/1.png": formats.picture(8)[0], "a/2.png": formats.picture(9)[0]})

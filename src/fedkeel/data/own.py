@@ -22,6 +22,8 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", "
 def from_folder(path: str | Path, size: int | None = None) -> Dataset:
     """Pictures in one folder per class; with folders train and test in it, those, else a fifth is held out for testing.
 
+    Every class of test must be in train.
+
     size: brings all pictures to size x size; otherwise they must be of one size.
 
     >>> from_folder("~/flowers", size=64).split("iid", clients=10)
@@ -29,23 +31,37 @@ def from_folder(path: str | Path, size: int | None = None) -> Dataset:
     root = Path(path).expanduser()
     if not root.is_dir():
         raise ValueError(f"data: there is no folder {root}")
-    arrays = cached(root.name, f"folder {size}", [root], lambda: _read_folder(root, size))
-    return dataset(root.name, arrays)
-
-
-def _read_folder(root: Path, size: int | None) -> Arrays:
     parts = [root]
     if (root / "train").is_dir():
         parts = [root / "train", next((root / name for name in ("test", "val") if (root / name).is_dir()), root / "test")]
-    names = sorted(folder.name for folder in parts[0].iterdir() if folder.is_dir())
+    _check_classes(parts)  # not by the reader: the cache may hold what was read without this check
+    arrays = cached(root.name, f"folder {size}", [root], lambda: _read_folder(parts, size))
+    return dataset(root.name, arrays)
+
+
+def _folders(part: Path) -> list[str]:
+    return sorted(folder.name for folder in part.iterdir() if folder.is_dir()) if part.is_dir() else []
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.iterdir()) if file.suffix.lower() in PICTURES] if folder.is_dir() else []
+
+
+def _check_classes(parts: Sequence[Path]) -> None:
+    """Refuses classes that only the test part has; a folder without pictures is none."""
+    train, test = parts[0], parts[-1]
+    known = _folders(train)
+    unknown = [name for name in _folders(test) if name not in known and _pictures(test / name)]
+    if unknown:
+        shown = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
+        raise ValueError(f"data: {test} has classes that {train} has not: {shown}; every class must be in {train.name}")
+
+
+def _read_folder(parts: Sequence[Path], size: int | None) -> Arrays:
+    names = _folders(parts[0])
     found = []
     for part in parts:
-        files = [
-            (file, label)
-            for label, name in enumerate(names)
-            for file in (sorted((part / name).iterdir()) if (part / name).is_dir() else [])
-            if file.suffix.lower() in PICTURES
-        ]
+        files = [(file, label) for label, name in enumerate(names) for file in _pictures(part / name)]
         if not files:
             raise broken(part, "there are no folders of pictures, one for each class")
         found.append((pictures([file for file, _ in files], size), np.array([label for _, label in files], dtype=np.int64)))
