@@ -221,6 +221,21 @@ def test_where_samples_lie_does_not_matter(algorithm: str, inputs: int) -> None:
     assert torch.equal(runs[0].params, runs[1].params)
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.LazyLinear(CLASSES), "lazy layers have no shape yet"),
+        (
+            lambda: nn.Sequential(nn.Linear(D, 4).double(), nn.Linear(4, CLASSES)),
+            r"several dtypes, torch.float32, torch.float64",
+        ),
+    ],
+)
+def test_models_that_are_refused(model: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^model: its .*{message}"):
+        train(model, dtype=None)
+
+
 # Labels and settings --------------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,11 @@ class FlatModel:
         named = [(name, p) for name, p in named if id(p) not in own]
         if not named:
             raise ValueError("model: it has no trainable parameter")
+        if any(nn.parameter.is_lazy(p) for p in module.parameters()):
+            raise ValueError("model: its lazy layers have no shape yet; call it on a sample first")
+        kinds = sorted({str(p.dtype) for _, p in named})
+        if len(kinds) > 1:
+            raise ValueError(f"model: its parameters have several dtypes, {', '.join(kinds)}; pass dtype= for one of them")
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.shapes = [p.shape for p in self.parameters]
