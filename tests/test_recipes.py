@@ -65,6 +65,13 @@ def test_tables_share_runs_and_recipes_override_cases():
     assert {b.config.cohort for b in Study.read(recipe.read("pt/fig4").file).branches} == {50}
 
 
+def test_a_target_of_the_recipe_wins_over_those_of_its_cases():
+    train, test = (Study.read(recipe.read(f"lada/tab1-{z}").file) for z in ("train", "test"))
+    assert {(train.target_on, branch.targets) for branch in train.branches} == {("train_accuracy", (0.98,))}
+    assert {branch.targets for branch in test.branches} == {(0.84,), (0.51,), (0.38,)}
+    assert [b.slug for b in train.branches] == [b.slug for b in test.branches]  # two views of the same runs
+
+
 def test_small_is_small():
     for name in recipe.names():
         study = Study.read(recipe.read(name, "small").file)

@@ -61,6 +61,8 @@ def read(name: str, scale: str = "paper") -> Recipe:
         file["cases"] = [library[column] for column in table["columns"]]
         for case in file["cases"]:  # of methods that this recipe does not have
             case["methods"] = {z: v for z, v in case.get("methods", {}).items() if z in file["methods"]}
+            for key in {"target", "seeds"} & set(table):  # the recipe's own win, as its settings do below
+                case.pop(key, None)
     file = override(file, {key: z for key, z in table.items() if key in SETTINGS})  # also in place of the cases' own
     if scale == "small":
         file = shrunk(file, content.get("small", {}) | table.get("small", {}))
