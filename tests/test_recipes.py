@@ -72,6 +72,17 @@ def test_a_target_of_the_recipe_wins_over_those_of_its_cases():
     assert [b.slug for b in train.branches] == [b.slug for b in test.branches]  # two views of the same runs
 
 
+def test_parameter_tracking_costs_3_and_the_share_that_tracks():
+    branches = Study.read(recipe.read("pt/fig4").file).branches
+    costs = {(b.method, b.axes.get("tracking")): b.cost_of({}) for b in branches}
+    assert costs["local-adam", None] == 2
+    for method in ("fadamet", "fadamgt"):
+        assert [costs[method, z] for z in (1, 10, 50)] == pytest.approx([3.02, 3.2, 4])
+    table = {b.method: b for b in Study.read(recipe.read("pt/tab1").file).branches}
+    assert [table[z].cost_of({}) for z in ("fedavg", "scaffold", "fedlada", "fadamgt")] == [2, 4, 5, 3.5]
+    assert [table["fadamgt"].cost_of({"tracking": z}) for z in (1, 1.0)] == [3.1, 4]  # a count, a fraction
+
+
 def test_small_is_small():
     for name in recipe.names():
         study = Study.read(recipe.read(name, "small").file)

@@ -109,6 +109,18 @@ def test_one_axis_is_a_curve(tmp_path):
     assert results["robustness"][0]["decades"] >= 0
 
 
+def test_costs_to_target_are_drawn_over_an_axis(tmp_path):
+    method = {"fadamgt": {"lr": 0.01, "cost": {"fixed": 3, "tracking": 1}}, "fedavg": {"lr": 0.3, "cost": 2}}
+    file = TASK | {"methods": method, "sweep": {"tracking": [1, 3]}, "seeds": 1, "target": 0.05}
+    results = carry_out(Study.read(file), tmp_path, jobs=1, progress=False)
+    drawn = {one.name: one for one in figures(results)}
+    rounds, cost = (drawn[f"sweep-tracking-{z}_to_target"].data["series"][0]["y"] for z in ("rounds", "cost"))
+    assert cost == pytest.approx([rounds[0] * (3 + 1 / 3), rounds[1] * 4])
+    for row in results["rows"]:
+        row["cost_to_target"] = None
+    assert "sweep-tracking-floats_to_target" in {one.name for one in figures(results)}  # no paper counts: what was sent
+
+
 def test_a_study_under_way_and_a_single_run(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 1})
     carry_out(study, tmp_path, jobs=1, progress=False)

@@ -136,6 +136,8 @@ def test_ranges():
             {"paper": [{"metric": "best_accuracy", "values": {"fedavg": [1, 2]}}], "cases": [{"name": "A"}]},
             "2 numbers for 1",
         ),
+        ({"methods": {"fedavg": {"cost": "3"}}}, "fedavg: cost = '3' is not allowed; it must be a number"),
+        ({"methods": {"fedavg": {"cost": {"fixed": 3, "tracking": 1}}}}, "is not allowed; it must be a number >= 0, or for"),
         ({"seeds": 0}, "seeds = 0 is not allowed"),
         ({"seeds": [1, 1]}, "different seeds"),
         ({"target": 90}, "target = 90.0 is not allowed"),

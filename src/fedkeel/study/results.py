@@ -58,7 +58,8 @@ def _row(study: Study, found: Found) -> Row:
     branch = found.branch
     row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
     row |= {"targets": list(branch.targets), "chosen": found.chosen, "paper": _printed(study, found)}
-    return row | summarise(branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, branch.cost)
+    cost = branch.cost_of(found.chosen)
+    return row | summarise(branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, cost)
 
 
 def _printed(study: Study, found: Found) -> dict[str, Any]:
