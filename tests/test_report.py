@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -154,6 +155,25 @@ def test_what_was_sent_without_reaching_a_target_is_told(tmp_path):
     shown = {**cells(row, [0.999]), **{name: text for name, (text, _) in table_cells(row).items()}}
     assert shown["floats to 0.999"] == f">{amount(row['floats'])}"
     assert shown["floats up to 0.999"] == f">{amount(row['up'])}"
+
+
+def test_a_loss_that_is_not_finite_spoils_neither_study_nor_page(tmp_path):
+    study = Study.read(TASK | {"methods": {"fedavg": {}, "fedprox": {}}, "seeds": 2})
+    run_study(study, tmp_path, jobs=1, progress=False)
+    path = tmp_path / "fedavg-seed0" / "metrics.jsonl"
+    path.write_text(re.sub(r'("train_loss": )[^,]*(.*\n)\Z', r"\1Infinity\2", path.read_text()))  # in the last round
+    results = carry_out(study, tmp_path, jobs=1, progress=False)
+    assert (results["rows"][0]["final_train_loss"], results["rows"][0]["final_train_loss_std"]) == (math.inf, None)
+
+    def refused(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    again = json.loads((tmp_path / "results.json").read_text(), parse_constant=refused)
+    assert again["rows"][0]["final_train_loss"] is None
+    page = (tmp_path / "report.html").read_text()
+    json.loads(re.search(r'id="found">(.*?)</script>', page)[1], parse_constant=refused)
+    for path in (tmp_path / "report").glob("*.svg"):
+        assert not re.search(r'="[^"]*\b(inf|nan)\b', path.read_text())
 
 
 # Drawing --------------------------------------------------------------------------------------------------------------

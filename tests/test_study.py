@@ -1,6 +1,7 @@
 """Studies: what a file expands to, searches, axes, runs side by side, failures, and going on after a stop."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from fedkeel.study.cells import in_paper_units
 from fedkeel.study.compare import carry_out
 from fedkeel.study.edit import add_axes, choose_cases, choose_methods, override, set_values
 from fedkeel.study.file import Range
-from fedkeel.study.numbers import Outcome, of_run, robust_width
+from fedkeel.study.numbers import Outcome, curves, moments, of_run, robust_width
 from fedkeel.study.runner import read_study, run_study
 from fedkeel.study.search import Trials
 from fedkeel.study.study import Study
@@ -171,6 +172,14 @@ def test_a_grid_search_tries_all_and_takes_the_first_best():
     assert less.best() == {"a": 1}
 
 
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_is_none(score):
+    for metric in ("best_accuracy", "final_train_loss"):
+        trials = Trials({"a": [1, 2, 3]}, "grid", metric)
+        walk(trials, lambda v: 1.0 if v["a"] == 2 else score)
+        assert trials.best() == {"a": 2}
+
+
 def test_a_coordinate_search_goes_key_by_key():
     trials = Trials({"a": [1, 2, 3], "b": [1, 2, 3]}, "coordinate", "best_accuracy")
     tried = walk(trials, lambda v: v["a"] - abs(v["b"] - 1))
@@ -317,6 +326,15 @@ def test_numbers_of_a_run_by_hand():
     assert "rounds_to_third" not in found
     assert (found["final_train_loss"], found["final_train_accuracy"], found["memory_mb"]) == (0.25, 0.95, 12.0)
     assert of_run(Outcome("m", 0, history), [0.9], on="train_accuracy")["rounds_to_target"] == 3
+
+
+def test_a_run_that_diverged_leaves_the_others_their_numbers():
+    runs = [{"a": 1.0, "b": math.inf, "c": math.inf}, {"a": 3.0, "b": 1.0, "c": -math.inf}]
+    assert moments("a", runs) == {"a": 2.0, "a_std": pytest.approx(2**0.5)}
+    assert moments("b", runs) == {"b": math.inf, "b_std": None}
+    assert math.isnan(moments("c", runs)["c"])
+    rows = [{"test_accuracy": 0.5, "train_loss": z, "up": 1, "down": 1} for z in (1.0, math.nan, math.inf)]
+    assert curves([Outcome("m", 0, rows)])["train_loss"] == {"0": [1.0, None, None]}
 
 
 def test_width_of_the_robust_interval():

@@ -11,7 +11,7 @@ from typing import Any
 from fedkeel.study import svg
 from fedkeel.study.cells import columns_of, differs, in_paper_units, place_of, table_cells
 from fedkeel.study.figures import Figure, figures, looks
-from fedkeel.study.numbers import NOT_RUN
+from fedkeel.study.numbers import NOT_RUN, finite
 
 Row = Mapping[str, Any]
 
@@ -36,7 +36,7 @@ def page(results: Mapping[str, Any], drawn: Sequence[Figure] | None = None) -> s
         "seeds": ", ".join(map(str, results["seeds"])),
         "versions": _pairs(results["versions"] | {"machine": results["machine"]}),
         "command": escape(results["command"] or "made from Python: fedkeel.study.compare.compare(...)"),
-        "found": json.dumps({_id(one): one.data for one in drawn if one.data}).replace("</", "<\\/"),
+        "found": json.dumps({_id(z): finite(z.data) for z in drawn if z.data}, allow_nan=False).replace("</", "<\\/"),
         "box": json.dumps([svg.WIDTH, svg.HEIGHT, svg.LEFT, svg.RIGHT, svg.TOP, svg.BOTTOM]),
         "plotstyle": svg.CLASSES,
     }
@@ -130,7 +130,7 @@ def _table(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
         method, key = escape(row["method"]), svg.key(style[row["name"]])
         name = f"<th scope=row data-value='{method}'>{key}{method}{failed}</th>"
         cells = [line.get(column, ("", None)) for column in columns]
-        values = ["" if z is None else z for _, z in cells]
+        values = ["" if finite(z) is None else z for _, z in cells]
         body.append(
             f"<tr>{name}"
             + "".join(f"<td data-value='{v}'>{escape(t)}</td>" for (t, _), v in zip(cells, values, strict=True))
