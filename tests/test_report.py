@@ -149,6 +149,24 @@ def test_apart_from_the_paper():
     assert differs(missed | {"rounds": 53}, "rounds_to_target")
 
 
+def test_latex_has_the_columns_of_all_rows(study):
+    results = study[1]
+    later = [row | {"final_more": 0.25, "final_more_std": None} for row in results["rows"][1:]]
+    head, *body = [z for z in as_latex(results | {"rows": [results["rows"][0], *later]}).splitlines() if z.endswith(r"\\")]
+    assert "final more" in head
+    assert {line.count("&") for line in body[:2]} == {head.count("&")}
+    assert "0.25" in body[1]
+
+
+def test_a_whole_number_and_a_fraction_are_the_same_column(tmp_path):
+    paper = {"metric": "best_accuracy", "where": "Table 1", "at": [0, 1], "values": {"scaffold-alpha": [77.7, 88.8]}}
+    file = TASK | {"methods": {"scaffold-alpha": {}}, "sweep": {"alpha": [0.0, 1.0]}, "seeds": 1, "rounds": 1}
+    carry_out(Study.read(file | {"paper": [paper]}), tmp_path, jobs=1, progress=False)
+    table = re.search(r"<table class=papers>.*?</table>", (tmp_path / "report.html").read_text(), re.S)[0]
+    assert "<td></td>" not in table
+    assert ("77.7" in table, "88.8" in table) == (True, True)
+
+
 def test_what_was_sent_without_reaching_a_target_is_told(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1, "target": 0.999})
     row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
@@ -192,6 +210,14 @@ def test_a_point_is_where_it_belongs():
     first, last = re.search(r'points="([^"]*)"', drawn)[1].split()
     assert first == f"{svg.LEFT:.1f},{svg.HEIGHT - svg.BOTTOM:.1f}"
     assert last == f"{svg.WIDTH - svg.RIGHT:.1f},{svg.TOP:.1f}"
+
+
+def test_long_names_leave_room_for_bars():
+    names = [f"fedadam-amended | server_lr = 0.0001, concentration = 0.1, alpha = {z}" for z in (0.1, 0.2)]
+    drawn = svg.bars([(name, i, 10.0 * i + 1, 0.5, "told") for i, name in enumerate(names)], "rounds")
+    assert min(float(z) for z in re.findall(r'<rect[^>]* width="([^"]*)"', drawn)) > 0
+    assert all(f"<title>{name}</title>" in drawn for name in names)
+    assert re.findall(r'end">(.*?)<', drawn) == ["fedadam-amende….1, alpha = 0.1", "fedadam-amende….1, alpha = 0.2"]
 
 
 def test_sixteen_methods_can_be_told_apart():

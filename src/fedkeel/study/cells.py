@@ -75,6 +75,11 @@ def _plain(value: Any) -> str:
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def column_of(row: Row, paper: Mapping[str, Any]) -> Any:
+    """The column of a paper's numbers that a row belongs to, by == (1 is 1.0); None if there is none."""
+    return next((z for z in paper["at"] if z in (row["case"], *row["axes"].values()) or z == ""), None)
+
+
 def table_cells(row: Row) -> dict[str, tuple[str, float | None]]:
     """All numbers of a row that the report shows: column -> (text, number to sort by)."""
     found: dict[str, tuple[str, float | None]] = {}
@@ -132,7 +137,7 @@ def as_latex(results: Mapping[str, Any]) -> str:
                 name: text for name, (text, _) in table_cells(row).items() if name not in ("chosen", "memory MB", "seconds")
             }
             lines.append({"method": row["method"], **place_of(row, axes), **shown})
-        columns = list(lines[0])
+        columns = list(dict.fromkeys(name for line in lines for name in line))
         body = [" & ".join(_tex(line.get(column, "")) for column in columns) + r" \\" for line in lines]
         head = " & ".join(map(_tex, columns)) + r" \\"
         caption = [f"% {_tex(case)}"] if case else []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.study import svg
-from fedkeel.study.cells import columns_of, differs, in_paper_units, place_of, table_cells
+from fedkeel.study.cells import column_of, columns_of, differs, in_paper_units, place_of, table_cells
 from fedkeel.study.figures import Figure, figures, looks
 from fedkeel.study.numbers import NOT_RUN, finite
 
@@ -74,12 +74,10 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
     head = "".join(f"<th scope=col>{escape(_plain(z))}</th>" for z in paper["at"])
     body = []
     for method in dict.fromkeys(row["method"] for row in rows):
-        at = {repr(z): row for row in rows if row["method"] == method for z in (row["case"], *row["axes"].values())}
-        if paper["at"] == [""]:
-            at = {repr(""): next(row for row in rows if row["method"] == method)}
+        mine = {column_of(row, paper): row for row in rows if row["method"] == method}
         cells = []
         for z in paper["at"]:
-            row = at.get(repr(z))
+            row = mine.get(z)
             if row is None:
                 cells.append("<td></td>")
                 continue
