@@ -18,7 +18,7 @@ from fedkeel.study.cells import in_paper_units
 from fedkeel.study.compare import carry_out
 from fedkeel.study.edit import add_axes, choose_cases, choose_methods, override, set_values
 from fedkeel.study.file import Range
-from fedkeel.study.numbers import Outcome, curves, moments, of_run, robust_width
+from fedkeel.study.numbers import Outcome, curves, moments, of_run, robust_width, summarise
 from fedkeel.study.runner import read_study, run_study
 from fedkeel.study.search import Trials
 from fedkeel.study.study import Study
@@ -335,6 +335,19 @@ def test_a_run_that_diverged_leaves_the_others_their_numbers():
     assert math.isnan(moments("c", runs)["c"])
     rows = [{"test_accuracy": 0.5, "train_loss": z, "up": 1, "down": 1} for z in (1.0, math.nan, math.inf)]
     assert curves([Outcome("m", 0, rows)])["train_loss"] == {"0": [1.0, None, None]}
+
+
+def test_seeds_that_miss_a_target_are_left_out_and_counted():
+    def run(seed, *accuracies):
+        rows = [{"test_accuracy": z, "up": 1, "down": 2, "seconds": 1.0} for z in accuracies]
+        return Outcome("m", seed, rows)
+
+    row = summarise("m", [run(0, 0.1, 0.6, 0.6), run(1, 0.1, 0.2, 0.3), run(2, 0.1, 0.2, 0.6)], [0.5, 0.9], 3, cost=2.0)
+    assert (row["reached_target"], row["rounds_to_target"], row["rounds_to_target_std"]) == (2, None, None)
+    assert (row["reached_rounds_to_target"], row["reached_rounds_to_target_std"]) == (2.5, pytest.approx(0.5**0.5))
+    assert (row["reached_floats_to_target"], row["reached_cost_to_target"]) == (7.5, 5.0)
+    assert (row["reached_second"], row["reached_rounds_to_second"]) == (0, None)
+    assert in_paper_units(row, "rounds_to_target") == ">3 (2/3)"
 
 
 def test_width_of_the_robust_interval():

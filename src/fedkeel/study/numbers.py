@@ -101,14 +101,17 @@ def summarise(
     on: str = "test_accuracy",
     cost: float | None = None,
 ) -> Row:
-    """The row of a method: means and standard deviations over its seeds; to a target, only if all seeds reached it."""
+    """The row of a method: means and standard deviations over its seeds; to a target, only if all seeds reached it, and as
+    reached_... over those that did."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     runs = [of_run(outcome, targets, on, cost) for outcome in good]
     row: Row = {"method": method, "seeds": len(good), "rounds": rounds}
     for name in map(target_name, range(len(targets))):
-        row[f"reached_{name}"] = sum(f"rounds_to_{name}" in run for run in runs)
+        there = [run for run in runs if f"rounds_to_{name}" in run]
+        row[f"reached_{name}"] = len(there)
         for kind in ("rounds", "floats", "up") + (("cost",) if cost is not None else ()):
             row |= moments(f"{kind}_to_{name}", runs)
+            row |= {f"reached_{key}": z for key, z in moments(f"{kind}_to_{name}", there).items()}
     for name in (*ACCURACIES, "floats", "up", "seconds", "memory_mb"):
         row |= moments(name, runs)
     for name in dict.fromkeys(key for run in runs for key in run):
