@@ -69,6 +69,7 @@ def test_a_target_of_the_recipe_wins_over_those_of_its_cases():
     train, test = (Study.read(recipe.read(f"lada/tab1-{z}").file) for z in ("train", "test"))
     assert {(train.target_on, branch.targets) for branch in train.branches} == {("train_accuracy", (0.98,))}
     assert {branch.targets for branch in test.branches} == {(0.84,), (0.51,), (0.38,)}
+    assert {b.targets for b in Study.read(recipe.read("lada/tab6").file).branches} == {(0.98,)}
     assert [b.slug for b in train.branches] == [b.slug for b in test.branches]  # two views of the same runs
 
 
@@ -120,6 +121,9 @@ def test_other_numbers_against_our_reading():
     assert ", ".join(f"{z:.2f}" for z in corrections) in text
     for values in recipe.read("pt/tab2").file["paper"][0]["values"].values():
         assert all(z in text for z in values)
+    rounds, at = (one["values"] for one in recipe.read("lada/tab6").file["paper"])
+    for name, places in rounds.items():
+        assert ", ".join(f"{a}@{z}" for a, z in zip(at[name], places, strict=True)) in text
     low, high = (one["values"] for one in recipe.read("lada/tab7").file["paper"])
     for line in (
         "| FedCM | 71.5 | 286.7 | 120.5 | 200.0 | 115.9 | 245.8 |",

@@ -325,7 +325,10 @@ def test_numbers_of_a_run_by_hand():
     assert (found["floats_to_target"], found["up_to_target"], found["cost_to_second"]) == (92, 25, 14.0)
     assert "rounds_to_third" not in found
     assert (found["final_train_loss"], found["final_train_accuracy"], found["memory_mb"]) == (0.25, 0.95, 12.0)
-    assert of_run(Outcome("m", 0, history), [0.9], on="train_accuracy")["rounds_to_target"] == 3
+    assert not any(key.startswith("at_") for key in found)
+    found = of_run(Outcome("m", 0, history), [0.7, 0.9], on="train_accuracy")
+    assert (found["rounds_to_target"], found["rounds_to_second"]) == (2, 3)
+    assert (found["at_target_accuracy"], "at_second_accuracy" in found) == (0.6, False)  # not evaluated there
 
 
 def test_a_run_that_diverged_leaves_the_others_their_numbers():

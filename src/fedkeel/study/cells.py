@@ -95,6 +95,8 @@ def table_cells(row: Row) -> dict[str, tuple[str, float | None]]:
             found[f"{label} to {target:g}"] = _sent(row, kind, name), row[f"{kind}_to_{name}"]
         if row.get(f"cost_to_{name}") is not None:
             found[f"paper's cost to {target:g}"] = spread(row, f"cost_to_{name}", ".1f"), row[f"cost_to_{name}"]
+        if row.get(f"at_{name}_accuracy") is not None:
+            found[f"test accuracy at {target:g}"] = spread(row, f"at_{name}_accuracy", ".4f"), row[f"at_{name}_accuracy"]
     for name in [key for key in row if key.startswith("final_") and key not in ACCURACIES and not key.endswith("_std")]:
         found[name.replace("_", " ")] = spread(row, name, ".4g"), row[name]
     found["seconds"] = spread(row, "seconds", ".1f").partition(" ")[0], row["seconds"]

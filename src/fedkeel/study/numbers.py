@@ -90,6 +90,8 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
             found |= {f"rounds_to_{name}": rounds, f"floats_to_{name}": both[rounds - 1], f"up_to_{name}": up[rounds - 1]}
             if cost is not None:
                 found[f"cost_to_{name}"] = rounds * cost
+            if on != "test_accuracy" and history[rounds - 1].get("test_accuracy") is not None:
+                found[f"at_{name}_accuracy"] = history[rounds - 1]["test_accuracy"]
     return found
 
 
