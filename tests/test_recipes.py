@@ -84,6 +84,16 @@ def test_parameter_tracking_costs_3_and_the_share_that_tracks():
     assert [table["fadamgt"].cost_of({"tracking": z}) for z in (1, 1.0)] == [3.1, 4]  # a count, a fraction
 
 
+def test_adp_fed_is_the_supplements_and_lambda_is_searched_where_the_paper_does():
+    figure, resnet = (Study.read(recipe.read(f"lamb/{z}").file) for z in ("supp-fig1", "resnet"))
+    for study in (figure, resnet):
+        adam = next(b for b in study.branches if b.method == "fedadam").config.hyperparameters
+        assert adam == {"beta2": 0.999, "tau": 0.0, "v0": 1e-8}  # m / sqrt(v), from v = eps
+    assert figure.methods == resnet.methods
+    assert {b.method for b in resnet.branches if "lam" in b.grid} == {"fed-lamb", "mime-lamb"}
+    assert not any("lam" in b.grid for b in figure.branches)
+
+
 def test_small_is_small():
     for name in recipe.names():
         study = Study.read(recipe.read(name, "small").file)
