@@ -94,6 +94,21 @@ def test_adp_fed_is_the_supplements_and_lambda_is_searched_where_the_paper_does(
     assert not any("lam" in b.grid for b in figure.branches)
 
 
+def test_the_list_counts_the_runs_that_are_made():
+    counts = {name: int(count) for name, _, count in recipe.listed()}
+    assert counts["pt/fig4"] == 2 * (1 + 6 + 6) * 4  # LocalAdam has no Y
+    assert counts["lada/fig8"] == (5 + 1) * 3  # SCAFFOLD has no alpha
+    assert counts["gradma/tab1"] == 16 * 14 * 3
+    assert counts["ppf/fig2"] == len(Study.read(recipe.read("ppf/fig2").file).branches) * 3
+
+
+def test_gradma_figure_8_has_four_data_sets_at_three_concentrations():
+    branches = Study.read(recipe.read("gradma/fig8").file).branches
+    wanted = {(data, z) for data in ("mnist", "cifar10", "cifar100", "tiny-imagenet") for z in (1.0, 0.1, 0.01)}
+    assert {(b.config.data, b.config.concentration) for b in branches} == wanted
+    assert len(branches) == 12
+
+
 def test_small_is_small():
     for name in recipe.names():
         study = Study.read(recipe.read(name, "small").file)
