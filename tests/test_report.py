@@ -11,7 +11,7 @@ import xml.etree.ElementTree as xml
 import pytest
 
 from fedkeel.show import amount
-from fedkeel.study import svg, trackers
+from fedkeel.study import screen, svg, trackers
 from fedkeel.study.cells import as_latex, cells, differs, table_cells
 from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures
@@ -165,6 +165,13 @@ def test_a_whole_number_and_a_fraction_are_the_same_column(tmp_path):
     table = re.search(r"<table class=papers>.*?</table>", (tmp_path / "report.html").read_text(), re.S)[0]
     assert "<td></td>" not in table
     assert ("77.7" in table, "88.8" in table) == (True, True)
+
+
+def test_the_screen_marks_what_is_apart_too(study, capsys):
+    screen.comparison(study[1], study[0])
+    ours, theirs = [line.split() for line in capsys.readouterr().out.partition("beside Table 7")[2].splitlines()[4:6]]
+    assert (ours[:2], theirs[:2]) == (["fedavg", "ours"], ["paper", "99.9±0.1"])
+    assert "≠" in ours
 
 
 def test_what_was_sent_without_reaching_a_target_is_told(tmp_path):
