@@ -125,7 +125,7 @@ def _search(
             jobs.append(Job(name, config, path_of(store, branch, plan.seed, values), fresh, False, trackers))
         outcomes = yield Asked(jobs, [branch] * len(jobs), [plan.seed] * len(jobs), search=True)
         for values, outcome in zip(wave, outcomes, strict=True):
-            scores = {} if outcome.error else of_run(outcome, branch.targets, study.target_on, branch.cost)
+            scores = {} if outcome.error else of_run(outcome, branch.targets, study.target_on, branch.cost_of(values))
             trials.scores.append((values, scores.get(plan.metric)))
     best = trials.best()
     told = [{**values, "score": score, "chosen": values == best} for values, score in trials.scores]

@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedkeel import config as runs
 from fedkeel.config import RunConfig
 from fedkeel.core.algorithm import lookup, nearest
+from fedkeel.core.rules import pick
+from fedkeel.engine.settings import Settings
 from fedkeel.fields import SETTINGS
 from fedkeel.study.file import METHOD_KEYS, Paper, Range, Search, StudyFile, read_parts
 
@@ -30,7 +34,7 @@ class Branch:
     grid: dict[str, list[Any]]
     seeds: tuple[int, ...]
     targets: tuple[float, ...]
-    cost: float | None  # a paper's own count of communication per round
+    cost: float | dict[str, float] | None  # a paper's own count of communication per round; `cost_of` tells the number
 
     @property
     def name(self) -> str:
@@ -48,6 +52,15 @@ class Branch:
         """The run with these values of the grid, this seed and further settings, every default written out."""
         config = changed(self.config, values).changed(seed=seed, **more)
         return runs.resolve(config.changed(split_seed=seed) if resplit else config)
+
+    def cost_of(self, values: Mapping[str, Any]) -> float | None:
+        """The paper's count with these values of the grid; a table's `tracking` is for the share of clients that track."""
+        if not isinstance(self.cost, dict):
+            return self.cost
+        run = self.at(values, self.seeds[0], resplit=False)
+        cohort = Settings(rounds=1, cohort=run.cohort).largest_cohort(run.clients)
+        tracks = pick(np.random.default_rng(), cohort, run.hyperparameters.get("tracking"))  # who is random, how many is not
+        return self.cost["fixed"] + self.cost["tracking"] * float(tracks.mean())
 
 
 @dataclass(frozen=True)
@@ -157,6 +170,7 @@ def _branches(
         table |= case.get("methods", {}).get(label, {})
         name = table.get("algorithm", label)
         over, fields = table.get("over", {}), _fields_of(label, table)
+        _check_cost(label, table.get("cost"), fields)
         values = {key: z for key, z in table.items() if key not in METHOD_KEYS}
         grid = {key: z for key, z in values.items() if isinstance(z, list)}
         config = changed(first.changed(algorithm=name), {key: z for key, z in values.items() if key not in grid})
@@ -181,6 +195,17 @@ def _check_case(own: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile
     for label in case.get("methods", {}):
         if label not in file.methods:
             raise ValueError(f"cases: {case['name']}: {label} is not among the methods: {', '.join(file.methods)}")
+
+
+def _check_cost(label: str, cost: Any, fields: Sequence[str]) -> None:
+    parts = [cost]
+    if isinstance(cost, dict) and set(cost) == {"fixed", "tracking"} and "tracking" in fields:
+        parts = list(cost.values())
+    if cost is not None and not all(isinstance(z, int | float) and not isinstance(z, bool) and z >= 0 for z in parts):
+        raise ValueError(
+            f"methods: {label}: cost = {cost!r} is not allowed; it must be a number >= 0, or for methods with `tracking` "
+            "{ fixed = 3, tracking = 1 }, which is 3 + Y/S"
+        )
 
 
 def _try_out(branch: Branch, file: StudyFile, tried: set[str]) -> None:
