@@ -1,6 +1,9 @@
 """RunConfig, study files and runs that are read back from their directory."""
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -144,6 +147,15 @@ def test_broken_study_files(tmp_path):
     (tmp_path / "bad.toml").write_text("rounds = \n")
     with pytest.raises(ValueError, match=r"bad\.toml is not a TOML file: Invalid value \(at line 1"):
         config.read(tmp_path / "bad.toml")
+
+
+def test_files_are_utf8_whatever_the_locale(tmp_path):
+    (tmp_path / "study.toml").write_text('title = "90.5±0.1"\n', encoding="utf-8")
+    code = "import sys; from fedkeel.config import read_toml; print(ascii(read_toml(sys.argv[1])))"
+    old = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-c", code, str(tmp_path / "study.toml")]
+    told = subprocess.run(words, env=old, capture_output=True, text=True, check=True).stdout
+    assert told.strip() == ascii({"title": "90.5±0.1"})
 
 
 def test_the_directory_says_what_differs(tmp_path):

@@ -214,6 +214,21 @@ def test_bad_options_are_named(kind: str, options: dict[str, Any], message: str)
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("y", [torch.zeros(40, 5).long(), torch.zeros(40, 1).long(), torch.zeros(40), torch.rand(40, 2)])
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_splits_by_class_want_classes(kind: str, y: torch.Tensor) -> None:
+    """Tokens or real numbers as targets once gave splits that lost samples; the kinds that need no classes take them."""
+    data = fk.Dataset("t", torch.randn(40, 6), y, key=np.arange(40) % 8)
+    if kind in ("iid", "quantity", "by_key"):
+        order = data.split(kind, clients=4).order
+        assert order is not None
+        assert sorted(order.tolist()) == list(range(40))
+        return
+    with pytest.raises(ValueError, match=rf"^split: '{kind}' needs one class.* iid, quantity and by_key take any") as error:
+        data.split(kind, clients=4)
+    assert "\n" not in str(error.value)
+
+
 def test_numpy_numbers_are_numbers() -> None:
     parts = partition("dirichlet_per_class", many_labels(), np.int64(5), np.uint32(1), concentration=np.float32(0.5))
     assert len(parts) == 5

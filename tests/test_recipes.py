@@ -65,6 +65,50 @@ def test_tables_share_runs_and_recipes_override_cases():
     assert {b.config.cohort for b in Study.read(recipe.read("pt/fig4").file).branches} == {50}
 
 
+def test_a_target_of_the_recipe_wins_over_those_of_its_cases():
+    train, test = (Study.read(recipe.read(f"lada/tab1-{z}").file) for z in ("train", "test"))
+    assert {(train.target_on, branch.targets) for branch in train.branches} == {("train_accuracy", (0.98,))}
+    assert {branch.targets for branch in test.branches} == {(0.84,), (0.51,), (0.38,)}
+    assert {b.targets for b in Study.read(recipe.read("lada/tab6").file).branches} == {(0.98,)}
+    assert [b.slug for b in train.branches] == [b.slug for b in test.branches]  # two views of the same runs
+
+
+def test_parameter_tracking_costs_3_and_the_share_that_tracks():
+    branches = Study.read(recipe.read("pt/fig4").file).branches
+    costs = {(b.method, b.axes.get("tracking")): b.cost_of({}) for b in branches}
+    assert costs["local-adam", None] == 2
+    for method in ("fadamet", "fadamgt"):
+        assert [costs[method, z] for z in (1, 10, 50)] == pytest.approx([3.02, 3.2, 4])
+    table = {b.method: b for b in Study.read(recipe.read("pt/tab1").file).branches}
+    assert [table[z].cost_of({}) for z in ("fedavg", "scaffold", "fedlada", "fadamgt")] == [2, 4, 5, 3.5]
+    assert [table["fadamgt"].cost_of({"tracking": z}) for z in (1, 1.0)] == [3.1, 4]  # a count, a fraction
+
+
+def test_adp_fed_is_the_supplements_and_lambda_is_searched_where_the_paper_does():
+    figure, resnet = (Study.read(recipe.read(f"lamb/{z}").file) for z in ("supp-fig1", "resnet"))
+    for study in (figure, resnet):
+        adam = next(b for b in study.branches if b.method == "fedadam").config.hyperparameters
+        assert adam == {"beta2": 0.999, "tau": 0.0, "v0": 1e-8}  # m / sqrt(v), from v = eps
+    assert figure.methods == resnet.methods
+    assert {b.method for b in resnet.branches if "lam" in b.grid} == {"fed-lamb", "mime-lamb"}
+    assert not any("lam" in b.grid for b in figure.branches)
+
+
+def test_the_list_counts_the_runs_that_are_made():
+    counts = {name: int(count) for name, _, count in recipe.listed()}
+    assert counts["pt/fig4"] == 2 * (1 + 6 + 6) * 4  # LocalAdam has no Y
+    assert counts["lada/fig8"] == (5 + 1) * 3  # SCAFFOLD has no alpha
+    assert counts["gradma/tab1"] == 16 * 14 * 3
+    assert counts["ppf/fig2"] == len(Study.read(recipe.read("ppf/fig2").file).branches) * 3
+
+
+def test_gradma_figure_8_has_four_data_sets_at_three_concentrations():
+    branches = Study.read(recipe.read("gradma/fig8").file).branches
+    wanted = {(data, z) for data in ("mnist", "cifar10", "cifar100", "tiny-imagenet") for z in (1.0, 0.1, 0.01)}
+    assert {(b.config.data, b.config.concentration) for b in branches} == wanted
+    assert len(branches) == 12
+
+
 def test_small_is_small():
     for name in recipe.names():
         study = Study.read(recipe.read(name, "small").file)
@@ -102,6 +146,9 @@ def test_other_numbers_against_our_reading():
     assert ", ".join(f"{z:.2f}" for z in corrections) in text
     for values in recipe.read("pt/tab2").file["paper"][0]["values"].values():
         assert all(z in text for z in values)
+    rounds, at = (one["values"] for one in recipe.read("lada/tab6").file["paper"])
+    for name, places in rounds.items():
+        assert ", ".join(f"{a}@{z}" for a, z in zip(at[name], places, strict=True)) in text
     low, high = (one["values"] for one in recipe.read("lada/tab7").file["paper"])
     for line in (
         "| FedCM | 71.5 | 286.7 | 120.5 | 200.0 | 115.9 | 245.8 |",

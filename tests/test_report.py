@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import xml.etree.ElementTree as xml
 import pytest
 
 from fedkeel.show import amount
-from fedkeel.study import svg, trackers
+from fedkeel.study import screen, svg, trackers
 from fedkeel.study.cells import as_latex, cells, differs, table_cells
 from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures
@@ -109,6 +110,18 @@ def test_one_axis_is_a_curve(tmp_path):
     assert results["robustness"][0]["decades"] >= 0
 
 
+def test_costs_to_target_are_drawn_over_an_axis(tmp_path):
+    method = {"fadamgt": {"lr": 0.01, "cost": {"fixed": 3, "tracking": 1}}, "fedavg": {"lr": 0.3, "cost": 2}}
+    file = TASK | {"methods": method, "sweep": {"tracking": [1, 3]}, "seeds": 1, "target": 0.05}
+    results = carry_out(Study.read(file), tmp_path, jobs=1, progress=False)
+    drawn = {one.name: one for one in figures(results)}
+    rounds, cost = (drawn[f"sweep-tracking-{z}_to_target"].data["series"][0]["y"] for z in ("rounds", "cost"))
+    assert cost == pytest.approx([rounds[0] * (3 + 1 / 3), rounds[1] * 4])
+    for row in results["rows"]:
+        row["cost_to_target"] = None
+    assert "sweep-tracking-floats_to_target" in {one.name for one in figures(results)}  # no paper counts: what was sent
+
+
 def test_a_study_under_way_and_a_single_run(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 1})
     carry_out(study, tmp_path, jobs=1, progress=False)
@@ -136,12 +149,56 @@ def test_apart_from_the_paper():
     assert differs(missed | {"rounds": 53}, "rounds_to_target")
 
 
+def test_latex_has_the_columns_of_all_rows(study):
+    results = study[1]
+    later = [row | {"final_more": 0.25, "final_more_std": None} for row in results["rows"][1:]]
+    head, *body = [z for z in as_latex(results | {"rows": [results["rows"][0], *later]}).splitlines() if z.endswith(r"\\")]
+    assert "final more" in head
+    assert {line.count("&") for line in body[:2]} == {head.count("&")}
+    assert "0.25" in body[1]
+
+
+def test_a_whole_number_and_a_fraction_are_the_same_column(tmp_path):
+    paper = {"metric": "best_accuracy", "where": "Table 1", "at": [0, 1], "values": {"scaffold-alpha": [77.7, 88.8]}}
+    file = TASK | {"methods": {"scaffold-alpha": {}}, "sweep": {"alpha": [0.0, 1.0]}, "seeds": 1, "rounds": 1}
+    carry_out(Study.read(file | {"paper": [paper]}), tmp_path, jobs=1, progress=False)
+    table = re.search(r"<table class=papers>.*?</table>", (tmp_path / "report.html").read_text(), re.S)[0]
+    assert "<td></td>" not in table
+    assert ("77.7" in table, "88.8" in table) == (True, True)
+
+
+def test_the_screen_marks_what_is_apart_too(study, capsys):
+    screen.comparison(study[1], study[0])
+    ours, theirs = [line.split() for line in capsys.readouterr().out.partition("beside Table 7")[2].splitlines()[4:6]]
+    assert (ours[:2], theirs[:2]) == (["fedavg", "ours"], ["paper", "99.9±0.1"])
+    assert "≠" in ours
+
+
 def test_what_was_sent_without_reaching_a_target_is_told(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1, "target": 0.999})
     row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
     shown = {**cells(row, [0.999]), **{name: text for name, (text, _) in table_cells(row).items()}}
     assert shown["floats to 0.999"] == f">{amount(row['floats'])}"
     assert shown["floats up to 0.999"] == f">{amount(row['up'])}"
+
+
+def test_a_loss_that_is_not_finite_spoils_neither_study_nor_page(tmp_path):
+    study = Study.read(TASK | {"methods": {"fedavg": {}, "fedprox": {}}, "seeds": 2})
+    run_study(study, tmp_path, jobs=1, progress=False)
+    path = tmp_path / "fedavg-seed0" / "metrics.jsonl"
+    path.write_text(re.sub(r'("train_loss": )[^,]*(.*\n)\Z', r"\1Infinity\2", path.read_text()))  # in the last round
+    results = carry_out(study, tmp_path, jobs=1, progress=False)
+    assert (results["rows"][0]["final_train_loss"], results["rows"][0]["final_train_loss_std"]) == (math.inf, None)
+
+    def refused(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    again = json.loads((tmp_path / "results.json").read_text(), parse_constant=refused)
+    assert again["rows"][0]["final_train_loss"] is None
+    page = (tmp_path / "report.html").read_text()
+    json.loads(re.search(r'id="found">(.*?)</script>', page)[1], parse_constant=refused)
+    for path in (tmp_path / "report").glob("*.svg"):
+        assert not re.search(r'="[^"]*\b(inf|nan)\b', path.read_text())
 
 
 # Drawing --------------------------------------------------------------------------------------------------------------
@@ -160,6 +217,14 @@ def test_a_point_is_where_it_belongs():
     first, last = re.search(r'points="([^"]*)"', drawn)[1].split()
     assert first == f"{svg.LEFT:.1f},{svg.HEIGHT - svg.BOTTOM:.1f}"
     assert last == f"{svg.WIDTH - svg.RIGHT:.1f},{svg.TOP:.1f}"
+
+
+def test_long_names_leave_room_for_bars():
+    names = [f"fedadam-amended | server_lr = 0.0001, concentration = 0.1, alpha = {z}" for z in (0.1, 0.2)]
+    drawn = svg.bars([(name, i, 10.0 * i + 1, 0.5, "told") for i, name in enumerate(names)], "rounds")
+    assert min(float(z) for z in re.findall(r'<rect[^>]* width="([^"]*)"', drawn)) > 0
+    assert all(f"<title>{name}</title>" in drawn for name in names)
+    assert re.findall(r'end">(.*?)<', drawn) == ["fedadam-amende….1, alpha = 0.1", "fedadam-amende….1, alpha = 0.2"]
 
 
 def test_sixteen_methods_can_be_told_apart():

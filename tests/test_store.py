@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
+import fedkeel as fk
 from fedkeel.engine.checkpoint import StorageError
+from fedkeel.engine.run import forget_peak, peak_memory
 from fedkeel.engine.store import Store
 
 N, S = 5, 3
@@ -214,3 +216,32 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(StorageError, match="No space left"):
         store.stage()
+
+
+def test_room_for_those_who_take_part(tmp_path: Path) -> None:
+    """Of many registered clients, a run has room for those whom its rounds can see, and for more if it goes on."""
+    fed = fk.Federation.from_arrays([(torch.randn(2, 3), torch.tensor([0, 1]))] * 500)
+    sizes = []
+    for rounds in (1, 40):
+        kw = {"cohort": 2, "engine": "sequential", "progress": False, "out": tmp_path, "resume": True}
+        run = fk.train(lambda: torch.nn.Linear(3, 2), fed, "scaffold", rounds=rounds, **kw)
+        sizes.append((tmp_path / "clients.bin").stat().st_size)
+        seen = [i for i in range(500) if run.clients[i] is not None]
+        assert 2 * rounds - 20 <= len(seen) <= 2 * rounds
+    assert sizes[0] < 100 * 64
+    assert sizes[0] < sizes[1] < 300 * 64
+
+
+def test_memory_of_earlier_runs_is_forgotten() -> None:
+    forget_peak()
+    before = peak_memory()
+    held = [torch.ones(1_000_000) for _ in range(100)]  # 400 MB
+    most = peak_memory()
+    del held
+    forget_peak()
+    now = peak_memory()
+    assert before is not None
+    assert most is not None
+    assert now is not None
+    assert most > before + 300
+    assert now < most - 300

@@ -1,6 +1,7 @@
 """Studies: what a file expands to, searches, axes, runs side by side, failures, and going on after a stop."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from fedkeel.study.cells import in_paper_units
 from fedkeel.study.compare import carry_out
 from fedkeel.study.edit import add_axes, choose_cases, choose_methods, override, set_values
 from fedkeel.study.file import Range
-from fedkeel.study.numbers import Outcome, of_run, robust_width
+from fedkeel.study.numbers import Outcome, curves, moments, of_run, robust_width, summarise
 from fedkeel.study.reading import read_study
 from fedkeel.study.runner import run_study
 from fedkeel.study.search import Trials
@@ -137,6 +138,8 @@ def test_ranges():
             {"paper": [{"metric": "best_accuracy", "values": {"fedavg": [1, 2]}}], "cases": [{"name": "A"}]},
             "2 numbers for 1",
         ),
+        ({"methods": {"fedavg": {"cost": "3"}}}, "fedavg: cost = '3' is not allowed; it must be a number"),
+        ({"methods": {"fedavg": {"cost": {"fixed": 3, "tracking": 1}}}}, "is not allowed; it must be a number >= 0, or for"),
         ({"seeds": 0}, "seeds = 0 is not allowed"),
         ({"seeds": [1, 1]}, "different seeds"),
         ({"target": 90}, "target = 90.0 is not allowed"),
@@ -168,6 +171,14 @@ def test_a_grid_search_tries_all_and_takes_the_first_best():
     less = Trials({"a": [1, 2, 3]}, "grid", "rounds_to_target")
     walk(less, lambda v: v["a"])
     assert less.best() == {"a": 1}
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_is_none(score):
+    for metric in ("best_accuracy", "final_train_loss"):
+        trials = Trials({"a": [1, 2, 3]}, "grid", metric)
+        walk(trials, lambda v: 1.0 if v["a"] == 2 else score)
+        assert trials.best() == {"a": 2}
 
 
 def test_a_coordinate_search_goes_key_by_key():
@@ -317,7 +328,32 @@ def test_numbers_of_a_run_by_hand():
     assert (found["floats_to_target"], found["up_to_target"], found["cost_to_second"]) == (92, 25, 14.0)
     assert "rounds_to_third" not in found
     assert (found["final_train_loss"], found["final_train_accuracy"], found["memory_mb"]) == (0.25, 0.95, 12.0)
-    assert of_run(Outcome("m", 0, history), [0.9], on="train_accuracy")["rounds_to_target"] == 3
+    assert not any(key.startswith("at_") for key in found)
+    found = of_run(Outcome("m", 0, history), [0.7, 0.9], on="train_accuracy")
+    assert (found["rounds_to_target"], found["rounds_to_second"]) == (2, 3)
+    assert (found["at_target_accuracy"], "at_second_accuracy" in found) == (0.6, False)  # not evaluated there
+
+
+def test_a_run_that_diverged_leaves_the_others_their_numbers():
+    runs = [{"a": 1.0, "b": math.inf, "c": math.inf}, {"a": 3.0, "b": 1.0, "c": -math.inf}]
+    assert moments("a", runs) == {"a": 2.0, "a_std": pytest.approx(2**0.5)}
+    assert moments("b", runs) == {"b": math.inf, "b_std": None}
+    assert math.isnan(moments("c", runs)["c"])
+    rows = [{"test_accuracy": 0.5, "train_loss": z, "up": 1, "down": 1} for z in (1.0, math.nan, math.inf)]
+    assert curves([Outcome("m", 0, rows)])["train_loss"] == {"0": [1.0, None, None]}
+
+
+def test_seeds_that_miss_a_target_are_left_out_and_counted():
+    def run(seed, *accuracies):
+        rows = [{"test_accuracy": z, "up": 1, "down": 2, "seconds": 1.0} for z in accuracies]
+        return Outcome("m", seed, rows)
+
+    row = summarise("m", [run(0, 0.1, 0.6, 0.6), run(1, 0.1, 0.2, 0.3), run(2, 0.1, 0.2, 0.6)], [0.5, 0.9], 3, cost=2.0)
+    assert (row["reached_target"], row["rounds_to_target"], row["rounds_to_target_std"]) == (2, None, None)
+    assert (row["reached_rounds_to_target"], row["reached_rounds_to_target_std"]) == (2.5, pytest.approx(0.5**0.5))
+    assert (row["reached_floats_to_target"], row["reached_cost_to_target"]) == (7.5, 5.0)
+    assert (row["reached_second"], row["reached_rounds_to_second"]) == (0, None)
+    assert in_paper_units(row, "rounds_to_target") == ">3 (2/3)"
 
 
 def test_width_of_the_robust_interval():

@@ -109,6 +109,7 @@ def test_directories_of_runs_stay_what_they_were():
         ("[methods.padamfed]\nover = 'gamma'\n[sweep]\nlr = [0.1]", "study: methods.padamfed.over = 'gamma' is not allowed"),
         ("[methods.padamfed]\nover.lr = 'gama'\n[sweep]\nlr = [0.1]", "over.lr = 'gama' is not allowed; did you mean gamma"),
         ("[methods.fedavg]\nover.x = 'seed'\n[sweep]\nx = [1, 2]", "methods: fedavg: over.x = 'seed' is not allowed"),
+        ("[methods.fedavg]\ncost = 'two'", "methods: fedavg: cost = 'two' is not allowed; it must be a number >= 0"),
         ("targets = 0.9", "targets: unknown setting; did you mean target"),
     ],
 )
@@ -223,6 +224,10 @@ GRID = {"methods": {"fedavg": {"lr": [0.1, 0.2]}}}
         ({"search": {"metric": "final_drift"}}, "search: metric = 'final_drift' needs metrics = ['drift']"),
         ({"search": {"metric": "rounds_to_target"}}, "search: metric = 'rounds_to_target' needs a target"),
         ({"search": {"metric": "up_to_second"}, "target": 0.5}, "search: metric = 'up_to_second' needs more targets"),
+        (
+            {"search": {"metric": "at_target_accuracy"}, "target": 0.5},
+            "'at_target_accuracy' needs target_on = 'train_accuracy'",
+        ),
         ({"search": {"metric": "cost"}}, "search: metric = 'cost' needs a cost in the method's table, for fedavg"),
         (
             {"search": {"metric": "final_objective"}, "metrics": ["train"]},
@@ -266,16 +271,16 @@ def test_less_is_better_of_losses_and_costs_and_more_of_accuracies():
         "final_drift",
     ]
     assert all(map(better_is_less, less))
-    assert not any(map(better_is_less, ("final_accuracy", "final_train_accuracy", "final_cosine", "final_client_accuracy")))
+    assert not any(map(better_is_less, ("final_accuracy", "final_train_accuracy", "final_cosine", "at_target_accuracy")))
 
 
 def test_every_column_of_a_run_is_known(tmp_path):
     task = TASK | {"rounds": 1, "weight_decay": 0.01}
     for name, metrics in {"scaffold": METRICS.keys() - {"qp"}, "gradma": METRICS.keys() - {"tracking"}}.items():
         history = config.run(RunConfig(**task, algorithm=name, metrics=sorted(metrics)), progress=False).history
-        found = of_run(Outcome(name, 0, history, memory_mb=1.0), [0.01] * 4, cost=1)
-        missing = [column for column in found if not is_column(column)]
-        assert missing == []
+        for on in ("test_accuracy", "train_accuracy"):
+            found = of_run(Outcome(name, 0, history, memory_mb=1.0), [0.01] * 4, on, cost=1)
+            assert [column for column in found if not is_column(column)] == []
 
 
 def test_a_loss_that_is_no_number_is_never_the_least(tmp_path, monkeypatch):

@@ -136,7 +136,7 @@ def _refused(key: str, value: Any, name: str = "") -> str:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The content of a TOML file, with its faults in one line."""
     try:
-        return tomllib.loads(Path(path).read_text())
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"study: cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -7,6 +7,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+MOST_REASONS = 5  # for dropping clients that are told while a run goes on; the history has all
+
 
 class RoundBar:
     """Called with every row of a run's history."""
@@ -23,6 +25,7 @@ class RoundBar:
             console=Console(stderr=True),
         )
         self.task = self.progress.add_task(name, total=rounds, score="")
+        self.reasons: set[str] = set()  # why clients were dropped, as far as it was told
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -33,6 +36,10 @@ class RoundBar:
 
     def __call__(self, row: dict[str, Any]) -> None:
         self.progress.update(self.task, completed=row["round"] + 1, score=score(row))
+        for client, why in row["faults"].items():
+            if why not in self.reasons and len(self.reasons) < MOST_REASONS:
+                self.reasons.add(why)
+                self.progress.console.print(f"round {row['round']}, client {client} dropped: {why}", markup=False)
 
 
 def score(row: dict[str, Any]) -> str:

@@ -26,13 +26,12 @@ class Net:
 
     def __init__(self, model: FlatModel, w: Tensor, frozen: bool) -> None:
         self.caller = Caller(model.module)
-        views = zip(model.names, model.views(w), strict=True)
-        self.values: dict[str, Tensor] = {f"module.{name}": view for name, view in views}
-        if frozen:  # its normalisation statistics are not those that the client is training
-            self.values |= {f"module.{name}": b.clone() for name, b in model.module.named_buffers()}
+        # Of a frozen one, the normalisation statistics are not those that the client is training.
+        values = model.named(w) | (model.named_buffers() if frozen else {})
+        self.values: dict[str, Tensor] = {f"module.{name}": z for name, z in values.items()}
 
     def _call(self, what: str, *args: Any) -> Any:
-        return functional_call(self.caller, self.values, (what, *args))
+        return functional_call(self.caller, self.values, (what, *args), tie_weights=False)
 
     def __call__(self, x: Any) -> Tensor:
         """The output."""

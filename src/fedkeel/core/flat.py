@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import hashlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,14 @@ class Layers:
         return z
 
 
+def _members(module: nn.Module, kind: str) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """(name, owner, key there, tensor) of all that is in "_parameters" or "_buffers" of the modules, each place once."""
+    for prefix, part in module.named_modules():
+        for key, z in getattr(part, kind).items():
+            if z is not None:
+                yield f"{prefix}.{key}".lstrip("."), part, key, z
+
+
 class FlatModel:
     """A module whose parameters are views of whatever flat vector it was last bound to.
 
@@ -48,6 +58,11 @@ class FlatModel:
         named = [(name, p) for name, p in named if id(p) not in own]
         if not named:
             raise ValueError("model: it has no trainable parameter")
+        if any(nn.parameter.is_lazy(p) for p in module.parameters()):
+            raise ValueError("model: its lazy layers have no shape yet; call it on a sample first")
+        kinds = sorted({str(p.dtype) for _, p in named})
+        if len(kinds) > 1:
+            raise ValueError(f"model: its parameters have several dtypes, {', '.join(kinds)}; pass dtype= for one of them")
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.shapes = [p.shape for p in self.parameters]
@@ -56,15 +71,44 @@ class FlatModel:
         self.d = sum(self.layers.sizes)
         self.dtype = self.parameters[0].dtype
         self.device = self.parameters[0].device
-        self._buffers = [p.data for p in self.private] + [b for b in module.buffers() if b.numel()]
+        # Every place of a parameter has a name here, also if it has several (tied weights), and none has two, as it would if
+        # a module was registered twice: torch's functional_call would then put the wrong tensors back.
+        number = {id(p): i for i, p in enumerate(self.parameters)}
+        self._places = [(name, number[id(p)]) for name, _, _, p in _members(module, "_parameters") if id(p) in number]
+        self._own = [p.data for p in self.private]
+        # Where buffers lie, and the tensors that lay there first: a model may put new ones in their place.
+        found = {id(b): (part, key, b) for _, part, key, b in _members(module, "_buffers") if b.numel()}
+        self._buffers = list(found.values())
         self.bound: Tensor | None = None
         self.bound_views: list[Tensor] = []
         self._recent: list[tuple[Tensor, list[Tensor]]] = []  # methods with several points come back to the same few
+
+    def frozen(self) -> str | None:
+        """A hash of the parameters that are not trained; None if there are none."""
+        parts = [p.detach().cpu().reshape(-1) for p in self.module.parameters() if not p.requires_grad and p.numel()]
+        digest = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            digest.update(part.contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest() if parts else None
+
+    def copy(self) -> nn.Module:
+        """A copy of the module; of tensors that it kept from its last forward pass, without their graph."""
+        kept = [z for part in self.module.modules() for z in vars(part).values() if isinstance(z, Tensor) and not z.is_leaf]
+        return copy.deepcopy(self.module, {id(z): z.detach().clone() for z in kept})
 
     def views(self, w: Tensor) -> list[Tensor]:
         """The parameter tensors inside w [d]."""
         parts = w.split_with_sizes(self.layers.sizes)
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def named(self, w: Tensor) -> dict[str, Tensor]:
+        """The parameter tensors inside w [d] by name, for a `functional_call` with tie_weights=False."""
+        views = self.views(w)
+        return {name: views[i] for name, i in self._places}
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers by name, likewise."""
+        return {name: b.clone() for name, _, _, b in _members(self.module, "_buffers")}
 
     def vector(self) -> Tensor:
         """A copy of the parameters, [d]."""
@@ -84,15 +128,19 @@ class FlatModel:
 
     @property
     def has_buffers(self) -> bool:
-        return bool(self._buffers)
+        return bool(self._own or self._buffers)
 
     def read_buffers(self) -> Tensor:
         """A copy of all buffers (normalisation statistics), [b], in float64 so that counts survive."""
-        if not self._buffers:
+        if not self.has_buffers:
             return torch.zeros(0, dtype=torch.float64)
-        return torch.cat([b.detach().reshape(-1).double() for b in self._buffers])
+        now = [*self._own, *(part._buffers[key] for part, key, _ in self._buffers)]
+        return torch.cat([b.detach().reshape(-1).double() for b in now])  # type: ignore[union-attr]
 
     def write_buffers(self, values: Tensor) -> None:
         """Sets all buffers from values [b]; whole-number buffers are rounded."""
-        for b, part in zip(self._buffers, values.split_with_sizes([b.numel() for b in self._buffers]), strict=True):
-            b.copy_((part if b.is_floating_point() else part.round()).view(b.shape))
+        for part, key, b in self._buffers:
+            part._buffers[key] = b
+        first = [*self._own, *(b for _, _, b in self._buffers)]
+        for b, own in zip(first, values.split_with_sizes([b.numel() for b in first]), strict=True):
+            b.copy_((own if b.is_floating_point() else own.round()).view(b.shape))

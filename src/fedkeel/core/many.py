@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 
 from fedkeel.core.dense import DenseMany
 from fedkeel.core.features import Net, OwnLoss
-from fedkeel.core.steps import Grad, Objective, Steps
+from fedkeel.core.steps import Grad, Objective, Steps, check_one_number
 
 
 class ManyOracle:
@@ -39,14 +39,18 @@ class ManyOracle:
         model, objective = self.objective.model, self.objective
 
         def outputs(w: Tensor, x: Tensor) -> Any:
-            return functional_call(model.module, dict(zip(model.names, model.views(w), strict=True)), (x,))
+            return functional_call(model.module, model.named(w), (x,), tie_weights=False)
+
+        def whole(output: Any, y: Tensor) -> Tensor:
+            loss = objective.loss(output, y)
+            check_one_number(loss)
+            return loss.reshape(())
 
         output = vmap(outputs)(w, x)
+        if objective.each is None:  # a loss of which nothing is known takes whole batches, which then have no padding
+            return vmap(whole)(output, y) * weight.sum(-1)
         # Samples one by one, so that the padding of short batches can be left out of the mean.
-        if objective.each is not None:
-            each = objective.each(output.flatten(0, 1), y.flatten(0, 1)).view(weight.shape)
-        else:
-            each = vmap(vmap(lambda o, target: objective.loss(o.unsqueeze(0), target.unsqueeze(0))))(output, y)
+        each = objective.each(output.flatten(0, 1), y.flatten(0, 1)).view(weight.shape)
         return (each * weight).sum(-1)
 
     def _total(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,10 +60,12 @@ class ManyOracle:
 
     def of(self, own: OwnLoss, w: Tensor, points: Sequence[Tensor], data: Sequence[Tensor]) -> Tensor:
         """The gradient [S, d] of a method's own term at w, with frozen points, each [S, d]."""
-        model, loss = self.objective.model, self.objective.loss
+        model, loss, padded = self.objective.model, self.objective.loss, self.objective.each is not None
 
         def weighted(w: Tensor, points: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
             nets = [Net(model, w, frozen=False), *(Net(model, z, frozen=True) for z in points)]
+            if not padded:
+                return own(*nets, x, y, loss).reshape(()) * weight.sum()
             each = vmap(lambda a, b: own(*nets, a.unsqueeze(0), b.unsqueeze(0), loss))(x, y)
             return (each * weight).sum()
 

@@ -1,7 +1,8 @@
 """Projection on the cone {u : <u, M_j> >= 0 for every column j}, the quadratic program of GradMA.
 
 Dual form: z >= 0 minimises 1/2 z'Az + q'z with A = M'M and q = M'p; the projection is u = p + Mz. Only the directions of
-the columns matter, so they are scaled to unit norm, and columns that are zero are left out. All of it is in float64.
+the columns matter, so they are scaled to unit norm, and columns that are zero are left out. Inner products are summed in
+the precision of the vectors; what is made of them is in float64.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+BLAS = (torch.float32, torch.float64)  # what numpy multiplies by it
 TOLERANCE = 1e-10  # of ||p||: inner products above -TOLERANCE ||p|| count as non-negative
 
 
@@ -60,9 +62,10 @@ def _slide(p: Tensor, columns: Sequence[Tensor], q: np.ndarray) -> bool:
 
 
 def _dots(pairs: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
-    """Inner products over the last dimension, [..., len(pairs)], in float64; vectors of one client are summed by BLAS."""
-    if all(a.dim() == 1 and a.device.type == "cpu" for pair in pairs for a in pair):
-        return np.array([np.dot(a.numpy(), b.numpy()) for a, b in pairs], dtype=np.float64)  # faster than torch.dot
+    """Inner products over the last dimension, [..., len(pairs)], as float64; vectors of one client are summed by BLAS."""
+    if all(a.dim() == 1 and a.device.type == "cpu" and a.dtype in BLAS for pair in pairs for a in pair):
+        with np.errstate(all="ignore"):  # what is not finite is found with the client's result
+            return np.array([np.dot(a.numpy(), b.numpy()) for a, b in pairs], dtype=np.float64)  # faster than torch.dot
     return torch.stack([(a * b).sum(-1) for a, b in pairs], dim=-1).double().cpu().numpy()
 
 

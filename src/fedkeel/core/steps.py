@@ -186,8 +186,7 @@ def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...
     `torch.autograd.grad` itself ends in this call. What it does before, to prepare for cases that cannot occur here, takes a
     noticeable part of a small network's step.
     """
-    if loss.numel() != 1:
-        raise ValueError(f"loss: it must be one number, the mean over the batch, and not have shape {list(loss.shape)}")
+    check_one_number(loss)
     if not loss.requires_grad:  # it depends on none of them
         return tuple(torch.zeros_like(p) for p in parameters)
     found = _engine_run_backward(
@@ -196,6 +195,11 @@ def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...
     if all(g is not None for g in found):
         return found
     return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True))
+
+
+def check_one_number(loss: Tensor) -> None:
+    if loss.numel() != 1:
+        raise ValueError(f"loss: it must be one number, the mean over the batch, and not have shape {list(loss.shape)}")
 
 
 class OneGrad(Grad):
@@ -216,14 +220,26 @@ class OneGrad(Grad):
         return flat.add_(w, alpha=decay) if decay else flat
 
     def descend(self, w: Tensor, lr: float) -> None:
-        model = self.steps.objective.model
-        if self.dense or self.steps.objective.weight_decay or self.steps.objective.clip:
+        objective, model = self.steps.objective, self.steps.objective.model
+        if model.private:
+            self._descend_all(w, lr)
+        elif self.dense or objective.weight_decay or objective.clip:
             super().descend(w, lr)
         else:  # the same numbers, tensor by tensor, without the pass that makes the gradient flat
             grads = self._pieces(w)
             torch._foreach_sub_(model.bound_views, grads, alpha=lr)
-        if model.private:
-            torch._foreach_sub_([p.data for p in model.private], self.private, alpha=lr)
+
+    def _descend_all(self, w: Tensor, lr: float) -> None:
+        """The same step for parameters that are sent and for private ones, clipped together."""
+        objective, own = self.steps.objective, [p.data for p in self.steps.objective.model.private]
+        shared = self(w)
+        flat = torch.cat(
+            [shared, *((g + objective.weight_decay * p).flatten() for g, p in zip(self.private, own, strict=True))]
+        )
+        parts = self.steps.clip(flat).split_with_sizes([len(shared), *(p.numel() for p in own)])
+        w.sub_(parts[0], alpha=lr)
+        for p, g in zip(own, parts[1:], strict=True):
+            p.sub_(g.view(p.shape), alpha=lr)
 
     def _pieces(self, w: Tensor) -> tuple[Tensor, ...]:
         loss, grads = self.steps.backward(w, self.x, self.y)

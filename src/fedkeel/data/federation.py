@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, is_dataclass
@@ -160,8 +161,13 @@ class Dataset:
 
 
 def _told(step: Any) -> str:
-    """A function in words that are the same in every process: its name, or a dataclass with its values."""
-    return repr(step) if is_dataclass(step) else f"{step.__module__}.{step.__qualname__}"
+    """A function in words that are the same in every process: its name, or a dataclass or partial with its values."""
+    if isinstance(step, functools.partial):
+        return f"{_told(step.func)}{step.args}{step.keywords}"
+    if is_dataclass(step):
+        return repr(step)
+    name = step if hasattr(step, "__qualname__") else type(step)  # an object that can be called
+    return f"{name.__module__}.{name.__qualname__}"
 
 
 def _pair(pair: Any, where: str) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import numpy as np
 from fedkeel.core.algorithm import nearest
 
 SIZES = ("equal", "unequal")
+WITHOUT_LABELS = ("iid", "quantity", "by_key")  # kinds that do not look at the labels, so that these may be anything
 LARGEST = 1e100  # concentration; more is no more even, and the sum of the draws would overflow
 
 
@@ -21,6 +22,9 @@ def partition(
     """Sample numbers per client; every client gets at least one.  key: the natural owner of every sample, for `by_key`."""
     if kind not in PARTITIONS:
         raise ValueError(f"split: unknown name {kind!r}{nearest(kind, PARTITIONS)}")
+    labels = np.asarray(labels)
+    if kind not in WITHOUT_LABELS:
+        _classes(kind, labels)
     if not _whole(clients) or not 1 <= clients <= len(labels):
         raise ValueError(f"clients = {clients!r} is not allowed; it must be from 1 to the number of samples, {len(labels)}")
     if not _whole(seed) or seed < 0:
@@ -31,8 +35,8 @@ def partition(
             raise ValueError(f"split {kind!r}: unknown option {option!r}{nearest(option, known) if known else ''}")
     rng = np.random.default_rng((int(seed), 0x5917))
     if kind == "by_key":
-        return by_key(rng, np.asarray(labels), int(clients), key)
-    return _nobody_empty(PARTITIONS[kind](rng, np.asarray(labels), int(clients), **options))
+        return by_key(rng, labels, int(clients), key)
+    return _nobody_empty(PARTITIONS[kind](rng, labels, int(clients), **options))
 
 
 def iid(rng: np.random.Generator, labels: np.ndarray, clients: int) -> list[np.ndarray]:
@@ -52,7 +56,8 @@ def dirichlet_per_class(
 ) -> list[np.ndarray]:
     """Every class is dealt out by its own Dirichlet draw over the clients (GradMA).
 
-    sizes: "unequal", as the draws have it, or "equal": then they only say how likely a class is at a client.
+    sizes: "unequal", as the draws have it, or "equal": then they only say how likely a class is at a client, and the
+    last clients are more one-sided than the rest, as in `dirichlet_per_client`.
     """
     _positive("concentration", concentration)
     _one_of("sizes", sizes, SIZES)
@@ -74,6 +79,10 @@ def dirichlet_per_client(
     """Every client has its own Dirichlet prior over the classes (FedLADA).
 
     sizes: "equal", or "unequal": then all ways to cut the samples among the clients are equally likely.
+
+    Clients draw in the order of their numbers and without replacement, so the last tenth get what is left, further from
+    their priors and more one-sided: at concentration 1, with 50,000 samples of 10 classes for 100 clients, clients 0-79
+    are 0.05 from their priors and 0.35 from uniform (total variation), clients 90-99 0.42 and 0.52.
     """
     _positive("concentration", concentration)
     _one_of("sizes", sizes, SIZES)
@@ -207,6 +216,13 @@ def _nobody_empty(parts: list[np.ndarray]) -> list[np.ndarray]:
             parts[client], parts[giver] = parts[giver][-1:], parts[giver][:-1]
             heapq.heappush(richest, (size + 1, giver))
     return parts
+
+
+def _classes(kind: str, labels: np.ndarray) -> None:
+    if labels.ndim != 1 or np.issubdtype(labels.dtype, np.floating):
+        theirs = f"targets of {labels.dtype} {list(labels.shape[1:])}"
+        any_target = f"{', '.join(WITHOUT_LABELS[:-1])} and {WITHOUT_LABELS[-1]} take any target"
+        raise ValueError(f"split: {kind!r} needs one class, a whole number, per sample, not {theirs}; {any_target}")
 
 
 def _positive(name: str, value: float) -> None:

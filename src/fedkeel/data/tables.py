@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,37 +16,87 @@ from fedkeel.data.images import held_out
 
 Rows = list[list[str]]
 
+MISSING = ("", "?", "-", "na", "n/a", "#n/a", "nan", "null", "none", "inf", "-inf")  # in capitals or not
 
-def encoded(train: Rows, test: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Columns of text -> float32. A column is numeric if every training value is; a word that training has not is all 0."""
+
+class Table(NamedTuple):
+    heading: list[str]
+    rows: Rows
+    places: list[tuple[Path, int]]  # of every row: its file, and its number there
+
+
+def encoded(table: Table, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Columns of text -> float32; train, test: the numbers of these rows.
+
+    The training rows decide whether a column is numeric (see `_numeric`); then every cell of it must be a finite number, in
+    the test rows too. Any other column becomes one for each of its words, an empty cell being a word; one that training has
+    not is all 0.
+    """
     columns = []
-    for a, b in zip(zip(*train, strict=True), zip(*test, strict=True), strict=True):
-        try:
-            x, z = np.array(a, dtype=np.float64), np.array(b, dtype=np.float64)
-            deviation = x.std() or 1.0
-            columns.append(((x - x.mean()) / deviation, (z - x.mean()) / deviation))
-        except ValueError:
-            x, z = np.array(a), np.array(b)
-            columns += [(x == word, z == word) for word in np.unique(x)]
-    return tuple(np.stack(z, axis=1).astype(np.float32) for z in zip(*columns, strict=True))  # type: ignore[return-value]
+    for name, column in zip(table.heading, zip(*table.rows, strict=True), strict=True):
+        cells = np.array(column)
+        if not _numeric(cells[train]):
+            columns += [cells == word for word in np.unique(cells[train])]
+            continue
+        x = _numbers(cells)
+        if not np.isfinite(x).all():
+            raise _not_finite(table, name, int(np.argmin(np.isfinite(x))), column)
+        columns.append((x - x[train].mean()) / (x[train].std() or 1.0))
+    coded = np.stack(columns, axis=1).astype(np.float32)
+    return coded[train], coded[test]
 
 
-def rows_of(path: Path, width: int | None = None) -> Rows:
-    """The cells of a comma-separated file, without blanks around them and without empty lines."""
+def _not_finite(table: Table, name: str, i: int, column: Sequence[str]) -> ValueError:
+    path, row = table.places[i]
+    return ValueError(
+        f"data: {path} has {column[i]!r} in row {row} of the column {name!r}, where it must be a finite number as in the "
+        "other rows; fill it in, leave the row out, or write the numbers as words (n1, n2) if they are names"
+    )
+
+
+def _numeric(cells: np.ndarray) -> bool:
+    """Whether nine in ten of the cells that are not missing are finite numbers.
+
+    So one slip in a column of numbers is found, instead of every number becoming a word.
+    """
+    said = cells[~np.isin(np.char.lower(cells), MISSING)]
+    return len(said) > 0 and float(np.isfinite(_numbers(said)).mean()) >= 0.9
+
+
+def _numbers(cells: np.ndarray) -> np.ndarray:
+    """Cells as numbers, NaN where they are none."""
+    try:
+        return cells.astype(np.float64)
+    except ValueError:
+        return np.array([_number(cell) for cell in cells])
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return float("nan")
+
+
+def table_of(path: Path) -> Table:
+    """A comma-separated file with a heading: its cells without the blanks around them, and without empty rows."""
     with reading(path):
-        found = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(contents(path).decode()))]
-    found = [row for row in found if any(row)]
-    width = width or len(found[0])
-    for i, row in enumerate(found, 1):
-        if len(row) != width:
-            raise broken(path, f"row {i} has {len(row)} columns, not {width}")
-    return found
+        text = contents(path).decode("utf-8-sig")  # Excel puts a mark before the heading
+        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))]
+    found = [(i, row) for i, row in enumerate(rows, 1) if any(row)]
+    if len(found) < 2:
+        raise broken(path, "it has a heading and no rows" if found else "it is empty")
+    (_, heading), *found = found
+    for i, row in found:
+        if len(row) != len(heading):
+            raise broken(path, f"row {i} has {len(row)} columns, not {len(heading)}")
+    return Table(heading, [row for _, row in found], [(path, i) for i, _ in found])
 
 
 def adult(train: Path, test: Path) -> Arrays:
     """adult.data, adult.test: 14 columns and <=50K or >50K; the second file begins with a comment, its labels end in '.'."""
     arrays: Arrays = {}
-    parts: list[Rows] = []
+    table = Table([str(i) for i in range(1, 15)], [], [])
     for part, path in (("", train), ("test_", test)):
         with reading(path):
             plain = "\n".join(line for line in lines(path) if not line.startswith("|"))
@@ -52,9 +104,11 @@ def adult(train: Path, test: Path) -> Arrays:
             bad = [row for row in rows if len(row) != 15 or row[14].rstrip(".") not in ("<=50K", ">50K")]
             if bad:
                 raise ValueError(f"the row {', '.join(bad[0])!r} has not 14 values and a label")
-        parts.append([row[:14] for row in rows])
+        table.rows.extend(row[:14] for row in rows)
+        table.places.extend((path, i) for i in range(1, len(rows) + 1))
         arrays[f"{part}y"] = np.array([row[14].startswith(">") for row in rows], dtype=np.int64)
-    arrays["x"], arrays["test_x"] = encoded(*parts)
+    n = len(arrays["y"])
+    arrays["x"], arrays["test_x"] = encoded(table, np.arange(n), np.arange(n, len(table.rows)))
     return arrays
 
 
@@ -88,11 +142,22 @@ def covertype_csv(path: Path) -> Arrays:
         return _standardised(held_out(z[:, :54], z[:, 54].astype(np.int64) - 1), 10)
 
 
-def numbered(names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+def numbered(labels: Sequence[str]) -> np.ndarray:
     """Labels as whole numbers from 0, in the order of the numbers or words they are."""
-    try:
-        values: np.ndarray = np.array(names, dtype=np.float64)
-    except ValueError:
-        values = np.array(names)
-    words, y = np.unique(values, return_inverse=True)
-    return y.astype(np.int64), [str(word) for word in words]
+    return np.unique(_values(labels), return_inverse=True)[1].astype(np.int64)
+
+
+def _values(labels: Sequence[str]) -> np.ndarray:
+    for kind, dtype in ((int, object), (float, np.float64)):  # Python's integers: those of 18 digits are no float64
+        with contextlib.suppress(ValueError):
+            return np.array([kind(label) for label in labels], dtype=dtype)
+    return np.array(labels)
+
+
+def owners(keys: Sequence[str]) -> np.ndarray:
+    """Keys as whole numbers from 0, in the order of the numbers or words they are; "007" and "7" are two owners."""
+    names = sorted(set(keys))
+    with contextlib.suppress(ValueError):
+        names = sorted(names, key=float)
+    place = {name: i for i, name in enumerate(names)}
+    return np.array([place[key] for key in keys], dtype=np.int64)

@@ -31,7 +31,7 @@ def train_and_test(train: Samples, test: Samples) -> Arrays:
 
 
 def with_held_out(samples: Samples, key: Iterable[Any] | None = None) -> Arrays:
-    """A set that has no test set: a fifth is held out; key: who wrote every text, numbered in order of first appearance."""
+    """A set that has no test set: a fifth is held out; key: who wrote every text, numbered in sorted order."""
     owner = None if key is None else np.unique(np.array(list(key)), return_inverse=True)[1]
     split = held_out(np.arange(len(samples)), np.zeros(len(samples)), owner)
     arrays = train_and_test([samples[i] for i in split["x"]], [samples[i] for i in split["test_x"]])

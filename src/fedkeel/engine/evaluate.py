@@ -20,7 +20,7 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy over the last dimension of the output; sequences count position by position."""
     if output.dim() > 2:
         output, target = output.flatten(0, -2), target.flatten()
-    return functional.cross_entropy(output, target)
+    return functional.cross_entropy(output, target.long())
 
 
 def cross_entropies(output: Tensor, target: Tensor) -> Tensor:
@@ -73,8 +73,10 @@ def evaluate(
 
 
 def classes(output: Any, target: Tensor) -> bool:
-    """Are these scores of classes, and their numbers?"""
-    return isinstance(output, Tensor) and not target.is_floating_point() and output.shape[:-1] == target.shape
+    """Are these scores of several classes, and their numbers?"""
+    if not isinstance(output, Tensor) or target.is_floating_point():
+        return False
+    return output.shape[:-1] == target.shape and output.shape[-1] > 1
 
 
 def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], own_loss: bool, where: str = "") -> None:

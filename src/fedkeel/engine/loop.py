@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 import math
@@ -96,19 +95,22 @@ class Trainer:
         self.initial = Private(self.buffers) if model.private else initial
         self.directory = None if out is None else RunDirectory(out, resume)
         self.fingerprint = None if out is None else fed.fingerprint()
+        self.frozen = None if out is None else model.frozen()
         self.store: Any = engine.remote.store if engine.remote else self._make_store(self.initial, on_disk=store == "disk")
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
         self._saved, self._cost = time.monotonic(), 0.0
 
     def _make_store(self, initial: Any, on_disk: bool) -> Store:
+        # Room for those who can take part, not for all: a sparse file has a largest size, too.
+        seen = self.N if self.algo.warms_up() else min(self.N, self.settings.rounds * self.S)
         if self.directory is not None:
             path = self.directory.store
         elif on_disk:
             path = Path(tempfile.mkdtemp(prefix="fedkeel-")) / "clients.bin"
         else:
-            return Store(initial, self.N, self.S)
-        store = guarded(path, lambda: Store(initial, self.N, self.S, path))
+            return Store(initial, seen, self.S)
+        store = guarded(path, lambda: Store(initial, seen, self.S, path))
         if self.directory is None:
             weakref.finalize(store, shutil.rmtree, path.parent, ignore_errors=True)
         return store
@@ -274,7 +276,8 @@ class Trainer:
             ).hexdigest()
         shapes = [[name, list(shape)] for name, shape in zip(self.model.names, self.model.shapes, strict=True)]
         algo = {"name": self.algo.name, **dataclasses.asdict(self.algo)}  # type: ignore[call-overload]
-        return {"settings": settings, "algorithm": algo, "model": shapes, "data": self.fingerprint}
+        frozen = {"frozen parameters": self.frozen} if self.frozen else {}
+        return {"settings": settings, "algorithm": algo, "model": shapes, "data": self.fingerprint} | frozen
 
     def _checkpoint(self, due: bool) -> None:
         """Writes a checkpoint if it is due, or if the last one is so long ago that another costs little."""
@@ -308,7 +311,7 @@ class Trainer:
             self.engine.name, self.engine.why = facts["engine"], facts["why"]
 
     def _result(self) -> Run:
-        module = copy.deepcopy(self.model.module)
+        module = self.model.copy()
         flat = FlatModel(module, self.algo.facts.private)
         flat.bind(self.server.x.clone())
         if flat.has_buffers:

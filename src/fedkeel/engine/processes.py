@@ -26,7 +26,6 @@ import torch
 
 from fedkeel.engine.memory import Layout, Tickets, shared_block, tensor_in
 from fedkeel.engine.sequential import describe
-from fedkeel.engine.settings import check_workers
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Jobs, Samples, Uploads, Work
 
@@ -80,7 +79,6 @@ class Processes:
             raise ValueError("engine: 'processes' runs on the CPU only; use 'sequential' on another device")
         if "fork" not in multiprocessing.get_all_start_methods():
             raise ValueError("engine: 'processes' needs a system that can fork; use 'sequential' here")
-        check_workers(workers, timeout)
         self.work, self.store, self.timeout = work, store, timeout
         self.context = multiprocessing.get_context("fork")
         self._share(down, S, workers)

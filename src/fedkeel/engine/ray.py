@@ -24,7 +24,6 @@ import torch
 from fedkeel.engine.auto import cores
 from fedkeel.engine.ray_actor import Actor, Answer, Task, as_bytes, pack, record_bytes
 from fedkeel.engine.sequential import Stack, describe
-from fedkeel.engine.settings import check_workers
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Jobs, Uploads, Work
 
@@ -95,7 +94,6 @@ class Ray:
     def __init__(
         self, work: Work, store: Store, S: int, workers: int | None, timeout: float | None, address: str, device: str
     ) -> None:
-        check_workers(workers, timeout)
         self.work, self.store, self.timeout = work, store, timeout
         self.stacks = {stage: Stack(like, S).record for stage, like in work.uploads().items()}
         setup, data = pack(work, store.initial)  # an error, if it cannot be sent, comes before a cluster is started

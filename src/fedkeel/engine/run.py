@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -80,13 +82,24 @@ class Run:
 
 
 def peak_memory() -> float | None:
-    """Most memory that this process ever held, in MB, data included; worker processes of a run are not counted."""
+    """Most memory that this process held since it began, or since `forget_peak`, in MB, data included; worker processes of a
+    run are not counted."""
     if fcntl is None:
         return None
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e6
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def forget_peak() -> None:
+    """Lets `peak_memory` begin anew, where the system can: for a run in a process that had others before."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 class Busy(ValueError):

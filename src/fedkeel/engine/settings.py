@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import numpy as np
 from fedkeel.core.algorithm import nearest
 from fedkeel.engine import seeding
 
+STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
 
 
@@ -34,6 +36,7 @@ class Settings:
     min_clients: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "cohort", _plain_cohort(self.cohort))
         _whole("rounds", self.rounds, 1)
         _whole("seed", self.seed, 0)
         _whole("evaluate_every", self.evaluate_every, 0)
@@ -55,8 +58,6 @@ class Settings:
     def check_clients(self, N: int) -> None:
         """The checks that need the number of clients."""
         S = self.cohort
-        if isinstance(S, bool) or not isinstance(S, (int, float, Sequence)) or isinstance(S, str):
-            raise refuse("cohort", S, "a count, a fraction or a list of client ids per round")
         if isinstance(S, int) and not 1 <= S <= N:
             raise refuse("cohort", S, f"from 1 to the number of clients, {N}")
         if isinstance(S, float) and not 0 < S <= 1:
@@ -88,11 +89,27 @@ class Settings:
         return self.local_epochs * per_epoch
 
 
+def _plain_cohort(cohort: object) -> int | float | list[list[int]]:
+    """A cohort of whatever numbers and sequences as Python's own."""
+    value = cohort.tolist() if isinstance(cohort, np.generic | np.ndarray) else cohort
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    try:
+        return [[operator.index(i) for i in ids] for ids in value]  # type: ignore[attr-defined]
+    except TypeError:
+        raise refuse("cohort", cohort, "a count, a fraction or a list of client ids per round") from None
+
+
 def check_engine(engine: str) -> None:
     if engine == "flower":
         raise ValueError("engine: 'flower': this run was deployed; go on with it by `flwr run` (docs/deploy.md)")
     if engine not in ENGINES:
         raise ValueError(f"engine: unknown name {engine!r}{nearest(engine, ENGINES)}")
+
+
+def check_store(store: str) -> None:
+    if store not in STORES:
+        raise refuse("store", store, " or ".join(map(repr, STORES)))
 
 
 def check_workers(workers: int | None, timeout: float | None) -> None:

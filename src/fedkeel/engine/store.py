@@ -27,7 +27,8 @@ NAME_BYTES = 16
 class Store:
     """Slots of equal size. `live` says which slot holds the record of a client."""
 
-    def __init__(self, initial: Any, N: int, S: int, path: Path | None = None) -> None:
+    def __init__(self, initial: Any, seen: int, S: int, path: Path | None = None) -> None:
+        """seen: the most clients that will ever take part, S of them at a time."""
         self.initial = initial  # the record of a client never seen before; None: clients keep nothing
         self.live: dict[int, int] = {}
         self.free: list[int] = []
@@ -41,7 +42,7 @@ class Store:
         self.layout = Layout(initial)
         self.size = max(self.layout.nbytes, ALIGN)
         # Live slots, those of the last checkpoint, and the ones being written.
-        self.nbytes = self._place(2 * N + 2 * S + CHUNK)
+        self.nbytes = self._place(2 * seen + 2 * S + CHUNK)
         if path is None:
             self.memory = shared_block(self.nbytes)
         elif not path.exists():

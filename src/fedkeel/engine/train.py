@@ -22,7 +22,7 @@ from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.run import Run
 from fedkeel.engine.runners import Engine, Remote
 from fedkeel.engine.sequential import describe
-from fedkeel.engine.settings import Settings, check_engine, refuse
+from fedkeel.engine.settings import Settings, check_engine, check_store, check_workers, refuse
 
 
 def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None, private: bool = False) -> FlatModel:
@@ -120,6 +120,8 @@ def train(
     )
     settings.check_clients(len(fed))
     check_engine(engine)
+    check_workers(workers, timeout)
+    check_store(store)
     if ray_address != "local" and engine != "ray":
         raise ValueError(f"ray_address = {ray_address!r} is not allowed with engine = {engine!r}; it is for 'ray'")
     algo = make(algorithm) if isinstance(algorithm, str) else algorithm

@@ -14,10 +14,12 @@ from fedkeel.engine.work import Jobs, NotFinite, Uploads, Work, check_finite
 
 
 class Vectorized:
-    """Clients are grouped by their number of local steps; a group is one call of the algorithm."""
+    """Clients are grouped by their number of local steps, and by their batches where a loss needs whole ones; a group is one
+    call of the algorithm."""
 
     def __init__(self, work: Work, store: Store, compiled: bool = False) -> None:
-        reason = cannot_vectorize(work.objective.model.module)
+        model = work.objective.model
+        reason = "its normalisation layers stay with the clients" if model.private else cannot_vectorize(model.module)
         if reason:
             name = "compiled" if compiled else "vectorized"
             raise ValueError(f"engine: {name!r} cannot run this model: {reason}; use 'sequential' or 'processes'")
@@ -28,7 +30,8 @@ class Vectorized:
         S = len(jobs.ids)
         stack: Stack | None = None
         uploads = Uploads(None, torch.zeros(S, 0, dtype=torch.float64), torch.zeros(S).double(), {}, {})
-        groups = [[position for position in range(S) if jobs.K[position] == K] for K in sorted(set(jobs.K))]
+        kinds = [self._kind(client, K) for client, K in zip(jobs.ids, jobs.K, strict=True)]
+        groups = [[position for position in range(S) if kinds[position] == kind] for kind in sorted(set(kinds))]
         for positions in groups:
             K = jobs.K[positions[0]]
             ids = [jobs.ids[position] for position in positions]
@@ -56,6 +59,10 @@ class Vectorized:
         uploads.up = stack.record if stack else None
         return uploads
 
+    def _kind(self, client: int, K: int) -> tuple[int, int]:
+        """Clients of one kind can be run at once: with as many steps, and batches as large unless they can be padded."""
+        return K, self.work.fed.size(client) if self.work.objective.each is None else 0
+
     def close(self) -> None:
         pass
 
@@ -81,6 +88,8 @@ def cannot_vectorize(module: nn.Module) -> str | None:
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             return "its dropout would draw other numbers than one client at a time"
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            return f"{type(part).__name__} would see the padding of short batches"
         if isinstance(part, nn.RNNBase):
             return f"torch has no batching rule for {type(part).__name__} layers and would run them several times slower"
     return None

@@ -128,7 +128,8 @@ class Work:
 
     def cast(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Data as the model takes it: prepared, on its device, and in its dtype where they are floating-point numbers."""
-        return model_input(self.objective.model, x, self.fed.prepare), model_input(self.objective.model, y)
+        x, y = model_input(self.objective.model, x, self.fed.prepare), model_input(self.objective.model, y)
+        return x, y.long() if self.objective.each is not None else y  # cross-entropy takes no other whole numbers
 
     def one(
         self,
@@ -152,7 +153,7 @@ class Work:
             **{name: torch.tensor([value], dtype=model.dtype, device=model.device) for name, value in drawn.items()}
         )
         batches = self._batches(t, client, K, samples or next(self.samples(t, [client], [K])))
-        steps = OneClient(self.objective, t, batches, lambda: self.cast(*self.fed.take(client, None)), self.workspace, roles)
+        steps = OneClient(self.objective, t, batches, lambda: self._all_of(client), self.workspace, roles)
         if model.has_buffers:
             model.write_buffers(mem.values if model.private else buffers)
         up, new = getattr(self.algo.at(t, self.lr_decay), stage)(down, None if model.private else mem, steps)
@@ -165,6 +166,10 @@ class Work:
             raise NotFinite("the model's buffers are not finite")
         loss = math.fsum(map(float, steps.losses)) / len(steps.losses) if steps.losses else math.nan
         return Result(up, new, after, loss)
+
+    def _all_of(self, client: int) -> tuple[Tensor, Tensor]:
+        """All data of a client; a copy, whose numbers lie as they would anywhere else: products depend on that."""
+        return self.cast(*self.fed.take(client, np.arange(self.fed.size(client))))
 
     def _batches(self, t: int, client: int, K: int, samples: Samples) -> list[tuple[Tensor, Tensor]]:
         """The mini-batches of a client."""
@@ -186,10 +191,12 @@ class Work:
         model = self.objective.model
         numbers = [self.batch_numbers(jobs.t, client, K) for client in ids]
         x, y, rows = self._pool(jobs.t, ids, [order for order, _ in numbers])
+        parts = [_cut(mine, sizes) for mine, (_, sizes) in zip(rows, numbers, strict=True)]
         if len(numbers[0][1]) < K:
             batches = [self._padded(x, y, rows)] * K
+        elif self.objective.each is None:  # as large as they are: the loss must not see padding
+            batches = [self._padded(x, y, [part[k] for part in parts]) for k in range(K)]
         else:
-            parts = [_cut(mine, sizes) for mine, (_, sizes) in zip(rows, numbers, strict=True)]
             # The same shape in every round, so that a compiled gradient is compiled once.
             width = None if self.batch_size is None else min(self.batch_size, self.largest)
             everything = self._padded(x, y, [part[k] for k in range(K) for part in parts], width)

@@ -75,6 +75,11 @@ def _plain(value: Any) -> str:
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def column_of(row: Row, paper: Mapping[str, Any]) -> Any:
+    """The column of a paper's numbers that a row belongs to, by == (1 is 1.0); None if there is none."""
+    return next((z for z in paper["at"] if z in (row["case"], *row["axes"].values()) or z == ""), None)
+
+
 def table_cells(row: Row) -> dict[str, tuple[str, float | None]]:
     """All numbers of a row that the report shows: column -> (text, number to sort by)."""
     found: dict[str, tuple[str, float | None]] = {}
@@ -90,6 +95,8 @@ def table_cells(row: Row) -> dict[str, tuple[str, float | None]]:
             found[f"{label} to {target:g}"] = _sent(row, kind, name), row[f"{kind}_to_{name}"]
         if row.get(f"cost_to_{name}") is not None:
             found[f"paper's cost to {target:g}"] = spread(row, f"cost_to_{name}", ".1f"), row[f"cost_to_{name}"]
+        if row.get(f"at_{name}_accuracy") is not None:
+            found[f"test accuracy at {target:g}"] = spread(row, f"at_{name}_accuracy", ".4f"), row[f"at_{name}_accuracy"]
     for name in [key for key in row if key.startswith("final_") and key not in ACCURACIES and not key.endswith("_std")]:
         found[name.replace("_", " ")] = spread(row, name, ".4g"), row[name]
     found["seconds"] = spread(row, "seconds", ".1f").partition(" ")[0], row["seconds"]
@@ -132,7 +139,7 @@ def as_latex(results: Mapping[str, Any]) -> str:
                 name: text for name, (text, _) in table_cells(row).items() if name not in ("chosen", "memory MB", "seconds")
             }
             lines.append({"method": row["method"], **place_of(row, axes), **shown})
-        columns = list(lines[0])
+        columns = list(dict.fromkeys(name for line in lines for name in line))
         body = [" & ".join(_tex(line.get(column, "")) for column in columns) + r" \\" for line in lines]
         head = " & ".join(map(_tex, columns)) + r" \\"
         caption = [f"% {_tex(case)}"] if case else []

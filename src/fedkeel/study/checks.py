@@ -72,6 +72,18 @@ def check_method(label: str, table: Mapping[str, Any], fields: Sequence[str]) ->
     for axis, key in table.get("over", {}).items():
         if key not in known:
             raise ValueError(f"methods: {label}: over.{axis} = {key!r} is not allowed{nearest(key, known)}")
+    _check_cost(label, table.get("cost"), fields)
+
+
+def _check_cost(label: str, cost: Any, fields: Sequence[str]) -> None:
+    parts = [cost]
+    if isinstance(cost, dict) and set(cost) == {"fixed", "tracking"} and "tracking" in fields:
+        parts = list(cost.values())
+    if cost is not None and not all(isinstance(z, int | float) and not isinstance(z, bool) and z >= 0 for z in parts):
+        raise ValueError(
+            f"methods: {label}: cost = {cost!r} is not allowed; it must be a number >= 0, or for methods with `tracking` "
+            "{ fixed = 3, tracking = 1 }, which is 3 + Y/S"
+        )
 
 
 def check_branch(branch: Branch, file: StudyFile) -> None:
@@ -110,11 +122,11 @@ def check_directories(branches: Sequence[Branch]) -> None:
             )
 
 
-def check_search(search: Search, branches: Sequence[Branch]) -> None:
+def check_search(search: Search, branches: Sequence[Branch], target_on: str) -> None:
     """What a choice is by must be measured, and not on a seed of the runs that count."""
     check_column("search: metric", search.metric)
     for branch in [branch for branch in branches if branch.grid]:
-        if lacks := needs(search.metric, branch.config, list(branch.grid), branch.targets, branch.cost):
+        if lacks := needs(search.metric, branch, target_on):
             raise ValueError(f"search: metric = {search.metric!r} needs {lacks}, for {branch.name}")
         if search.seed in branch.seeds:
             raise ValueError(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fedkeel.config import RunConfig
 from fedkeel.core.algorithm import lookup, nearest
 from fedkeel.study.numbers import ACCURACIES, target_name
+
+if TYPE_CHECKING:
+    from fedkeel.study.study import Branch
 
 # What runs measure if they are asked to: columns, by the name in `metrics`.
 MEASURED = {
@@ -21,12 +22,18 @@ MEASURED = {
 }
 ALWAYS = (*ACCURACIES, "final_train_loss", "floats", "up", "seconds", "memory_mb")
 COLUMNS = (*ALWAYS, "cost", "final_client_accuracy", *(column for columns in MEASURED.values() for column in columns))
-MORE = (*ACCURACIES, "final_train_accuracy", "final_client_accuracy", "final_cosine")  # of all others, less is better
-TO_TARGET = re.compile(r"(rounds|floats|up|cost)_to_(target|second|third|target_\d+)")
+TARGETS = r"(target|second|third|target_\d+)"
+OF_TARGET = (re.compile(rf"(rounds|floats|up|cost)_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))
+
+
+def _of_target(name: str) -> tuple[str, str] | None:
+    """(what is counted, end of the target's columns) of a column that is about a target."""
+    found = next(filter(None, (pattern.fullmatch(name) for pattern in OF_TARGET)), None)
+    return None if found is None else (found[1], found[2])
 
 
 def is_column(name: str) -> bool:
-    return name in COLUMNS or TO_TARGET.fullmatch(name) is not None
+    return name in COLUMNS or _of_target(name) is not None
 
 
 def check_column(where: str, name: str) -> None:
@@ -37,22 +44,26 @@ def check_column(where: str, name: str) -> None:
 
 
 def better_is_less(name: str) -> bool:
-    return name not in MORE
+    """Of losses, costs, distances: of all but accuracies and the cosine."""
+    return not name.endswith(("accuracy", "cosine"))
 
 
-def needs(name: str, config: RunConfig, grid: Sequence[str], targets: Sequence[float], cost: Any) -> str | None:
-    """What a run with these settings and a grid of these keys lacks to have a column, in words; None if nothing."""
-    if found := TO_TARGET.fullmatch(name):
-        name, end = found.groups()
-        if end not in map(target_name, range(len(targets))):
+def needs(name: str, branch: Branch, target_on: str) -> str | None:
+    """What the runs of a branch lack to have a column, in words; None if nothing."""
+    config, kind = branch.config, name
+    if about := _of_target(name):
+        kind, end = about
+        if end not in map(target_name, range(len(branch.targets))):
             return "a target" if end == "target" else "more targets, target = [0.8, 0.9]"
+        if kind == "at" and target_on == "test_accuracy":
+            return "target_on = 'train_accuracy'"
     metric = next((metric for metric, columns in MEASURED.items() if name in columns), None)
     if metric and metric not in config.metrics:
         return f"metrics = [{metric!r}]"
-    if name == "final_objective" and not config.weight_decay and "weight_decay" not in grid:
+    if name == "final_objective" and not config.weight_decay and "weight_decay" not in branch.grid:
         return "weight_decay > 0 (without it, final_train_set_loss is the objective)"
     if name == "final_client_accuracy" and not lookup(config.algorithm).facts.private:
         return "a method with layers of its own at every client, such as fedbn"
-    if name == "cost" and cost is None:
+    if kind == "cost" and branch.cost is None:
         return "a cost in the method's table"
     return None

@@ -28,6 +28,7 @@ NAMES = {
     "tracking_error": "tracking error",
     "qp_violated": "violated constraints",
     "qp_turned": "relative change by the projection",
+    "cost_to_target": "paper's cost to target",
 }
 LOG = ("train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
 
@@ -194,7 +195,10 @@ def sweeps(results: Mapping[str, Any], rows: Sequence[Row], case: str) -> list[F
 
 def _swept(rows: Sequence[Row]) -> list[str]:
     """What a sweep is drawn for: accuracy, and costs where a target is reached."""
-    return ["final_accuracy", "best_accuracy"] + ["rounds_to_target"] * any(row.get("rounds_to_target") for row in rows)
+    reached = [row for row in rows if row.get("rounds_to_target") is not None]
+    counted = all(row.get("cost_to_target") is not None for row in reached)  # by the paper
+    costs = ["rounds_to_target", "cost_to_target" if counted else "floats_to_target"]
+    return ["final_accuracy", "best_accuracy"] + (costs if reached else [])
 
 
 def _sweep_curve(
@@ -216,7 +220,9 @@ def _sweep_curve(
         if mine:
             series.append(one)
     x = Axis(axis, -0.3, len(values) - 0.7, names=names) if names else svg.fit(list(place.values()), log, axis)
-    y = svg.fit([z for one in series for z in (*one.y, *one.low, *one.high)], label=metric.replace("_", " "))
+    y = svg.fit(
+        [z for one in series for z in (*one.y, *one.low, *one.high)], label=NAMES.get(metric, metric.replace("_", " "))
+    )
     title = f"{y.label.capitalize()} over {axis}"
     legend = [(one.name, one.look) for one in series]
     data = {"x": [x.low, x.high], "y": [y.low, y.high], "log": False, "logx": log, "unit": axis, "names": names}

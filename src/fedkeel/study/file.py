@@ -104,7 +104,8 @@ class StudyFile(Part):
     methods: dict[str, Method] = Field(
         {},
         description="A table per method: hyper-parameters and settings of a run; a list of values is a grid to be searched. "
-        "algorithm: its name, if the table has another; cost: a paper's own count of communication per round; "
+        "algorithm: its name, if the table has another; cost: a paper's own count of communication per round, a "
+        "number or {fixed = 3, tracking = 1}, whose second part is times the share of clients that track; "
         "over: what an axis is called here, e.g. {lr = 'gamma'}.",
     )
     sweep: dict[str, list[Value] | Range] = Field(

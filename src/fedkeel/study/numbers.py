@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
             found |= {f"rounds_to_{name}": rounds, f"floats_to_{name}": both[rounds - 1], f"up_to_{name}": up[rounds - 1]}
             if cost is not None:
                 found[f"cost_to_{name}"] = rounds * cost
+            if on != "test_accuracy" and history[rounds - 1].get("test_accuracy") is not None:
+                found[f"at_{name}_accuracy"] = history[rounds - 1]["test_accuracy"]
     return found
 
 
@@ -100,14 +103,17 @@ def summarise(
     on: str = "test_accuracy",
     cost: float | None = None,
 ) -> Row:
-    """The row of a method: means and standard deviations over its seeds; to a target, only if all seeds reached it."""
+    """The row of a method: means and standard deviations over its seeds; to a target, only if all seeds reached it, and as
+    reached_... over those that did."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     runs = [of_run(outcome, targets, on, cost) for outcome in good]
     row: Row = {"method": method, "seeds": len(good), "rounds": rounds}
     for name in map(target_name, range(len(targets))):
-        row[f"reached_{name}"] = sum(f"rounds_to_{name}" in run for run in runs)
+        there = [run for run in runs if f"rounds_to_{name}" in run]
+        row[f"reached_{name}"] = len(there)
         for kind in ("rounds", "floats", "up") + (("cost",) if cost is not None else ()):
             row |= moments(f"{kind}_to_{name}", runs)
+            row |= {f"reached_{key}": z for key, z in moments(f"{kind}_to_{name}", there).items()}
     for name in (*ACCURACIES, "floats", "up", "seconds", "memory_mb"):
         row |= moments(name, runs)
     for name in dict.fromkeys(key for run in runs for key in run):
@@ -118,11 +124,22 @@ def summarise(
 
 
 def moments(name: str, runs: Sequence[Mapping[str, float]]) -> Row:
-    """Mean and sample deviation of a number that every run has."""
+    """Mean and sample deviation of a number that every run has; no deviation where one diverged."""
     values = [run[name] for run in runs if name in run]
     if not values or len(values) < len(runs):
         return {name: None, f"{name}_std": None}
+    if not all(map(math.isfinite, values)):
+        return {name: sum(values), f"{name}_std": None}  # inf or nan, as the mean
     return {name: statistics.fmean(values), f"{name}_std": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def finite(value: Any) -> Any:
+    """A nested value with None for numbers that are not finite, of which neither JSON nor a plot knows."""
+    if isinstance(value, Mapping):
+        return {key: finite(z) for key, z in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(z) for z in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def curves(outcomes: Sequence[Outcome]) -> Row:
@@ -136,10 +153,10 @@ def curves(outcomes: Sequence[Outcome]) -> Row:
     found: Row = {
         "round": [t + 1 for t in at],
         "floats": [statistics.fmean(one[t] for one in sent) for t in at],
-        "accuracy": {str(outcome.seed): outcome.accuracies for outcome in good},
+        "accuracy": {str(outcome.seed): finite(outcome.accuracies) for outcome in good},
     }
     for column in [key for key, value in first[at[-1]].items() if key not in OTHER and isinstance(value, int | float)]:
-        found[column] = {str(outcome.seed): [outcome.history[t].get(column) for t in at] for outcome in good}
+        found[column] = {str(outcome.seed): finite([outcome.history[t].get(column) for t in at]) for outcome in good}
     return found
 
 
@@ -148,8 +165,6 @@ def robust_width(points: Sequence[tuple[float, float]], share: float = 0.05) -> 
 
     The interval is made of neighbouring grid points, so it is known to the spacing of the grid.
     """
-    import math
-
     points = sorted(points)
     best = max(range(len(points)), key=lambda i: points[i][1])
     least = (1 - share) * points[best][1]

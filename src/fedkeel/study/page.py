@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.study import svg
-from fedkeel.study.cells import columns_of, differs, in_paper_units, place_of, table_cells
+from fedkeel.study.cells import column_of, columns_of, differs, in_paper_units, place_of, table_cells
 from fedkeel.study.figures import Figure, figures, looks
-from fedkeel.study.numbers import NOT_RUN
+from fedkeel.study.numbers import NOT_RUN, finite
 
 Row = Mapping[str, Any]
 
@@ -36,7 +36,7 @@ def page(results: Mapping[str, Any], drawn: Sequence[Figure] | None = None) -> s
         "seeds": ", ".join(map(str, results["seeds"])),
         "versions": _pairs(results["versions"] | {"machine": results["machine"]}),
         "command": escape(results["command"] or "made from Python: fedkeel.study.compare.compare(...)"),
-        "found": json.dumps({_id(one): one.data for one in drawn if one.data}).replace("</", "<\\/"),
+        "found": json.dumps({_id(z): finite(z.data) for z in drawn if z.data}, allow_nan=False).replace("</", "<\\/"),
         "box": json.dumps([svg.WIDTH, svg.HEIGHT, svg.LEFT, svg.RIGHT, svg.TOP, svg.BOTTOM]),
         "plotstyle": svg.CLASSES,
     }
@@ -74,12 +74,10 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
     head = "".join(f"<th scope=col>{escape(_plain(z))}</th>" for z in paper["at"])
     body = []
     for method in dict.fromkeys(row["method"] for row in rows):
-        at = {repr(z): row for row in rows if row["method"] == method for z in (row["case"], *row["axes"].values())}
-        if paper["at"] == [""]:
-            at = {repr(""): next(row for row in rows if row["method"] == method)}
+        mine = {column_of(row, paper): row for row in rows if row["method"] == method}
         cells = []
         for z in paper["at"]:
-            row = at.get(repr(z))
+            row = mine.get(z)
             if row is None:
                 cells.append("<td></td>")
                 continue
@@ -130,7 +128,7 @@ def _table(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
         method, key = escape(row["method"]), svg.key(style[row["name"]])
         name = f"<th scope=row data-value='{method}'>{key}{method}{failed}</th>"
         cells = [line.get(column, ("", None)) for column in columns]
-        values = ["" if z is None else z for _, z in cells]
+        values = ["" if finite(z) is None else z for _, z in cells]
         body.append(
             f"<tr>{name}"
             + "".join(f"<td data-value='{v}'>{escape(t)}</td>" for (t, _), v in zip(cells, values, strict=True))

@@ -19,6 +19,7 @@ from typing import Any
 from fedkeel import config as runs
 from fedkeel.config import RunConfig
 from fedkeel.engine.checkpoint import StorageError
+from fedkeel.engine.run import forget_peak
 from fedkeel.study.trackers import tracked
 
 PATIENCE = 0.25  # seconds between two looks at the display
@@ -72,6 +73,7 @@ class Here:
         self.done: list[tuple[Job, str | None]] = []
 
     def start(self, job: Job, fed: Any) -> None:
+        forget_peak()
         self.done.append((job, carry_out(job, fed, lambda row: self.told(job, row))))
 
     def ended(self) -> list[tuple[Job, str | None]]:

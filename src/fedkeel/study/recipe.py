@@ -18,7 +18,7 @@ from fedkeel.config import read_toml
 from fedkeel.core.algorithm import nearest
 from fedkeel.fields import SETTINGS
 from fedkeel.study.edit import choose_cases, override
-from fedkeel.study.file import Range
+from fedkeel.study.study import Study
 
 FOLDER = Path(__file__).with_name("recipes")
 SCALES = ("paper", "small")
@@ -61,6 +61,8 @@ def read(name: str, scale: str = "paper") -> Recipe:
         file["cases"] = [library[column] for column in table["columns"]]
         for case in file["cases"]:  # of methods that this recipe does not have
             case["methods"] = {z: v for z, v in case.get("methods", {}).items() if z in file["methods"]}
+            for key in {"target", "seeds"} & set(table):  # the recipe's own win, as its settings do below
+                case.pop(key, None)
     file = override(file, {key: z for key, z in table.items() if key in SETTINGS})  # also in place of the cases' own
     if scale == "small":
         file = shrunk(file, content.get("small", {}) | table.get("small", {}))
@@ -102,10 +104,6 @@ def listed() -> list[tuple[str, str, str]]:
     rows = []
     for name in names():
         recipe = read(name)
-        file = recipe.file
-        seeds = file.get("seeds", 3)
-        count = len(file["methods"]) * max(1, len(file.get("cases", []))) * (seeds if isinstance(seeds, int) else len(seeds))
-        for axis in file.get("sweep", {}).values():
-            count *= len(Range(**axis).values() if isinstance(axis, dict) else axis)
+        count = sum(len(branch.seeds) for branch in Study.read(recipe.file).branches)
         rows.append((name, recipe.title, str(count)))
     return rows

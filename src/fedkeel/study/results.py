@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from fedkeel.engine.checkpoint import guarded, write_atomically
-from fedkeel.study.numbers import NOT_RUN, Row, curves, robust_width, summarise
+from fedkeel.study.numbers import NOT_RUN, Row, curves, finite, robust_width, summarise
 from fedkeel.study.runner import Found
 from fedkeel.study.study import Study
 
@@ -62,7 +62,8 @@ def _row(study: Study, found: Found) -> Row:
     branch = found.branch
     row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
     row |= {"targets": list(branch.targets), "chosen": found.chosen, "paper": _printed(study, found)}
-    return row | summarise(branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, branch.cost)
+    cost = branch.cost_of(found.chosen)
+    return row | summarise(branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, cost)
 
 
 def _search(study: Study, found: Found) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
 
 def write(results: Mapping[str, Any], out: Path) -> None:
     """results.json (everything) and table.csv (the rows)."""
-    write_atomically(out / "results.json", json.dumps(results, indent=1).encode())
+    write_atomically(out / "results.json", json.dumps(finite(results), indent=1, allow_nan=False).encode())
     write_atomically(out / "table.csv", as_csv(results).encode())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import multiprocessing
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from fedkeel.engine.auto import cores
 from fedkeel.fields import SETTINGS
 from fedkeel.study import pool
 from fedkeel.study.bar import StudyBar
-from fedkeel.study.numbers import NOT_RUN, Outcome, of_run
+from fedkeel.study.numbers import NOT_RUN, Outcome, finite, of_run
 from fedkeel.study.pool import Job
 from fedkeel.study.search import Trials
 from fedkeel.study.study import Branch, Study, path_of
@@ -119,11 +118,8 @@ def _search(
             jobs.append(Job(name, config, path_of(store, branch, plan.seed, values), fresh, False, trackers))
         outcomes = yield Asked(jobs, [branch] * len(jobs), [plan.seed] * len(jobs), search=True)
         for values, outcome in zip(wave, outcomes, strict=True):
-            scores = {} if outcome.error else of_run(outcome, branch.targets, study.target_on, branch.cost)
-            score = scores.get(plan.metric)
-            trials.scores.append(
-                (values, None if score is None or math.isnan(score) else score)
-            )  # nan is neither more nor less
+            scores = {} if outcome.error else of_run(outcome, branch.targets, study.target_on, branch.cost_of(values))
+            trials.scores.append((values, finite(scores.get(plan.metric))))
             errors.append(outcome.error)
         if NOT_RUN in errors and before is None:  # the next ones depend on these
             break

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.show import console, table
-from fedkeel.study.cells import cells, columns_of, in_paper_units, place_of
+from fedkeel.study.cells import cells, column_of, columns_of, differs, in_paper_units, place_of
 
 Row = Mapping[str, Any]
 
@@ -65,17 +65,14 @@ def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
     for column in made.columns:
         column.no_wrap = False
     for method in dict.fromkeys(row["method"] for row in with_number):
-        mine = {_column(row, paper): row for row in with_number if row["method"] == method}
-        ours = [in_paper_units(mine[z], metric) if z in mine else "" for z in paper["at"]]
+        mine = {column_of(row, paper): row for row in with_number if row["method"] == method}
+        apart = {z: " ≠" * differs(row, metric) for z, row in mine.items()}
+        ours = [in_paper_units(mine[z], metric) + apart[z] if z in mine else "" for z in paper["at"]]
         theirs = [str(mine[z]["paper"][metric]) if z in mine else "" for z in paper["at"]]
         made.add_row(method, "ours", *ours)
         made.add_row("", "paper", *theirs, style="dim")
     console().print(f"\n{metric.replace('_', ' ')} {unit} beside {paper['where'] or 'the paper'}", style="bold")
     console().print(made)
-
-
-def _column(row: Row, paper: Mapping[str, Any]) -> Any:
-    return next((z for z in paper["at"] if z in (row["case"], *row["axes"].values()) or z == ""), None)
 
 
 def recipe_table(recipes: Sequence[tuple[str, str, str]]) -> None:

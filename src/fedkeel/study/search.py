@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,8 +43,9 @@ class Trials:
         return sum(sizes) - len(sizes) + 1
 
     def best(self) -> Values | None:
-        """The values with the best score so far, of equals the first; None if nothing was scored."""
-        found = [(values, score) for values, score in self.scores if score is not None]
+        """The values with the best score so far, of equals the first; None if nothing was scored. One that is not finite is
+        that of a failure."""
+        found = [(values, score) for values, score in self.scores if score is not None and math.isfinite(score)]
         if not found:
             return None
         sign = 1 if self.less else -1

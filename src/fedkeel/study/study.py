@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedkeel import config as runs
 from fedkeel.config import RunConfig
+from fedkeel.core.rules import pick
+from fedkeel.engine.settings import Settings
 from fedkeel.fields import SETTINGS
 from fedkeel.study.checks import (
     check_branch,
@@ -39,7 +43,7 @@ class Branch:
     grid: dict[str, list[Any]]
     seeds: tuple[int, ...]
     targets: tuple[float, ...]
-    cost: float | None  # a paper's own count of communication per round
+    cost: float | dict[str, float] | None  # a paper's own count of communication per round; `cost_of` tells the number
 
     @property
     def name(self) -> str:
@@ -57,6 +61,15 @@ class Branch:
         """The run with these values of the grid, this seed and further settings, every default written out."""
         config = changed(self.config, values).changed(seed=seed, **more)
         return runs.resolve(config.changed(split_seed=seed) if resplit else config)
+
+    def cost_of(self, values: Mapping[str, Any]) -> float | None:
+        """The paper's count with these values of the grid; a table's `tracking` is for the share of clients that track."""
+        if not isinstance(self.cost, dict):
+            return self.cost
+        run = self.at(values, self.seeds[0], resplit=False)
+        cohort = Settings(rounds=1, cohort=run.cohort).largest_cohort(run.clients)
+        tracks = pick(np.random.default_rng(), cohort, run.hyperparameters.get("tracking"))  # who is random, how many is not
+        return self.cost["fixed"] + self.cost["tracking"] * float(tracks.mean())
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,7 @@ class Study:
         tried: set[str] = set()
         branches = [b for case in cases for b in _branches(task, file, case, axes, tried)]
         check_directories(branches)
-        check_search(file.search, branches)
+        check_search(file.search, branches, file.target_on)
         if sum(len(branch.seeds) for branch in branches) > MANY:
             raise ValueError(f"study: {len(branches)} combinations with all seeds are more than {MANY} runs")
         paper = tuple(_placed(one, file, axes) for one in file.paper)

@@ -13,6 +13,7 @@ from html import escape
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 44  # margins
+LONGEST = 30  # characters of a name beside a bar; more leave no room for the bar
 # Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (invisible on white); dashes and
 # markers carry the same information again, and 7 x 6 of them are all different.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C")
@@ -168,14 +169,16 @@ def mark(kind: str, x: float, y: float, colour: str, r: float = 3.2) -> str:
 
 def bars(rows: Sequence[tuple[str, int, float | None, float | None, str]], label: str) -> str:
     """Horizontal bars: (name, look, length or None, deviation, what to write behind it)."""
-    left, row = 12 + 7.2 * max(len(name) for name, *_ in rows), 24
+    left, row = 12 + 7.2 * min(max(len(name) for name, *_ in rows), LONGEST), 24
     height = row * len(rows) + 34
     most = max((value + (spread or 0) for _, _, value, spread, _ in rows if value is not None), default=1.0)
     scale = (WIDTH - left - 86) / most
     parts = []
     for number, (name, style, value, spread, told) in enumerate(rows):
         y, colour = 6 + row * number, look(style)[0]
-        parts.append(f'<text x="{left - 6:.0f}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
+        shown = name if len(name) <= LONGEST else f"{name[:14]}…{name[-15:]}"  # the method, and what tells its lines apart
+        about = f"{escape(shown)}<title>{escape(name)}</title>"
+        parts.append(f'<text x="{left - 6:.0f}" y="{y + 14}" text-anchor="end">{about}</text>')
         end = left + (value or 0) * scale
         if value is not None:
             parts.append(
