@@ -72,9 +72,9 @@ SETTINGS = {
         "mlp",
         "Method",
         "a name",
-        "Model: logistic, mlp, mlp2, mlp3 (hidden layers); cnn, cnn3, cnn-lamb, lenet5, lenet, lenet-gelu, lenet-smu, "
-        "vgg11, resnet20, resnet18-gn, resnet18-bn, resnet18-gn-7x7 (images); lstm, char-lstm (token ids); "
-        "hf:NAME_OR_FOLDER, a pretrained language model for texts; or one of your own, package.module:factory, "
+        "Model: logistic, mlp, mlp2, mlp3 (hidden layers), mlp-bn (two, normalised); cnn, cnn3, cnn-lamb, lenet5, lenet, "
+        "lenet-gelu, lenet-smu, vgg11, resnet20, resnet18-gn, resnet18-bn, resnet18-gn-7x7 (images); lstm, char-lstm "
+        "(token ids); hf:NAME_OR_FOLDER, a pretrained language model for texts; or one of your own, package.module:factory, "
         "which is called as factory(shape, classes) or factory().",
         "resnet18-gn",
     ),

@@ -30,6 +30,7 @@ DENSE: dict[str, Make] = {
     "mlp": mlp,
     "mlp2": partial(mlp, hidden=(200, 200)),
     "mlp3": partial(mlp, hidden=(200, 200, 200)),
+    "mlp-bn": partial(mlp, hidden=(200, 100), norm=True),
 }
 # make((C, H, W), classes), and the smallest H and W
 IMAGES: dict[str, tuple[Make, int]] = {
