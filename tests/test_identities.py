@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 import fedkeel as fk
+from fedkeel.core import gradma
 from fedkeel.core.algorithm import Plan, down_record, lookup
 from fedkeel.core.dry import DryGrad, DrySteps
 from fedkeel.core.flat import Layers
 from fedkeel.core.qp import cone_weights, project
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Grad
+from tests.reference.qp import project as brute_force
 from tests.tasks import half_square, linear_clients, linear_model, minimiser, quadratic
 
 N, D, K = 5, 7, 4
@@ -804,6 +806,65 @@ def test_20_projection_is_optimal() -> None:
             assert residual < 1e-7 * size, z
         worker, server = projected(p, M).values()
         close(worker, server, 1e-6 * max(size, 1.0))
+
+
+def thin_cones() -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """p and columns in float32 that are opposite but for rounding, or almost: the gradient, and the way against it."""
+    make = torch.Generator().manual_seed(5)
+    for width in (0.0, 1e-6, 1e-4, 1e-3, 1e-2):
+        for _ in range(10):
+            g, noise, near = (torch.randn(20_000, generator=make) for _ in range(3))
+            p = 0.1 * (g + 0.1 * noise)
+            way = -0.037 * g + 0.037 * width * near
+            yield p, [g, way]
+            yield p, [p + 0.05 * near, 8 * g, way]
+    # As a worker of a run had them, turned in space: a gradient, the one at x, the way from there; then p.
+    met = torch.tensor(
+        [
+            [8.2868e-03, 0.0, 0.0, 0.0],
+            [7.9311e-01, 1.8554e-01, 0.0, 0.0],
+            [-7.9396e-02, -1.8186e-02, 2.7357e-05, 0.0],
+            [8.2508e-03, 1.3992e-05, -5.4514e-04, 1.5314e-05],
+        ]
+    )
+    for _ in range(10):
+        space = torch.linalg.qr(torch.randn(20_000, 4, generator=make))[0].T
+        *columns, p = met @ space
+        yield p, columns
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_20_projection_on_thin_cones(together: bool) -> None:
+    """In float32, against brute force in float64; never longer than p, of one client or of several."""
+    for p, columns in thin_cones():
+        if together:
+            u = project(torch.stack([p, 2 * p]), [torch.stack([m, m]) for m in columns])
+            torch.testing.assert_close(u[1], 2 * u[0], rtol=1e-4, atol=1e-4)
+            u = u[0]
+        else:
+            u = project(p.clone(), columns)
+        size = float(p.norm())
+        assert u.norm() <= size * (1 + 1e-4)
+        for m in columns:
+            assert m.double() @ u.double() >= -1e-5 * size * m.norm()
+        expected = brute_force(p.double().numpy(), [m.double().numpy() for m in columns])
+        assert np.linalg.norm(u.double().numpy() - expected) < 2e-3 * size
+
+
+def test_20_short_memories() -> None:
+    """Clients that have nothing left to learn are remembered by vectors too short for float32, or for its inverse."""
+    make = torch.Generator().manual_seed(5)
+    x = torch.zeros(5000)
+    for length in (1e-3, 1e-20, 1e-28, 1e-36, 1e-43):
+        momentum, dx = torch.randn(5000, generator=make), torch.randn(3, 5000, generator=make)
+        dx[1] = dx[1].double().mul(length / float(dx[1].norm())).float()
+        memory = gradma.Memory.empty(x, 3)._replace(ids=torch.arange(3))
+        for sign in (1, -1):
+            memory, u = gradma.server_update(memory, sign * momentum, dx.clone(), [0, 1, 2], 0.5)
+            assert u.norm() <= momentum.norm() * (1 + 1e-6)
+            live = [row for row in memory.D if row.double().norm() > 1e-30]
+            expected = brute_force((sign * momentum).double().numpy(), [row.double().numpy() for row in live])
+            np.testing.assert_allclose(u.double().numpy(), expected, atol=1e-4)
 
 
 def nnls(M: Tensor, target: Tensor) -> tuple[np.ndarray, float]:

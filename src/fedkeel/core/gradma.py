@@ -95,6 +95,8 @@ def server_update(memory: Memory, momentum: Tensor, dx: Tensor, rows: list[int],
     z = cone_weights(gram[kept[:, None], kept].cpu().numpy(), q.cpu().numpy(), float(momentum.double().norm()))
     used = [row for row, weight in zip(live, z, strict=True) if weight > 0]
     if used:
-        weights = torch.as_tensor(z[z > 0], dtype=D.dtype, device=D.device)
-        momentum = momentum + weights @ D[used]
+        weights, turned = torch.as_tensor(z[z > 0], device=D.device), momentum.double()
+        for start in range(0, D.shape[1], BLOCK):  # in float64: short rows have weights beyond float32
+            turned[start : start + BLOCK] += weights @ D[used, start : start + BLOCK].double()
+        momentum = turned.to(momentum.dtype)
     return memory, momentum

@@ -17,33 +17,52 @@ from torch import Tensor
 
 BLAS = (torch.float32, torch.float64)  # what numpy multiplies by it
 TOLERANCE = 1e-10  # of ||p||: inner products above -TOLERANCE ||p|| count as non-negative
+FEASIBLE, FEASIBLE_64 = 1e-6, 1e-10  # the same for those of a solution, of vectors in float32 and in float64
+LARGE = 8.0  # times ||p|| over the length of a column: weights that ask for inner products in float64
+SHORTEST = 1e-30  # columns that are not longer have lost their direction in float32, and count as zero
 
 
 def project(p: Tensor, columns: Sequence[Tensor]) -> Tensor:
     """The projection of p [..., d] for a few columns [..., d], exact, for all clients at once; written over p.
 
     An optimal z has its support on linearly independent columns, so one of the 2^C supports is the answer: all of them
-    are solved and the one that violates the optimality conditions least is taken.
+    are solved, and of those that hold the optimality conditions the one with the smallest z is taken.
     """
-    C = len(columns)
+    feasible = FEASIBLE_64 if p.dtype == torch.float64 else FEASIBLE
     q = _dots([(m, p) for m in columns])  # [..., C]
     if (q >= 0).all():
         return p
     if p.dim() == 1 and _slide(p, columns, q):
         return p
-    corners, places = _corners(C)
+    z, sure = _dual(p, columns, q, feasible)
+    if not sure:  # columns that are almost opposite: what is left of them is lost in sums of the vectors' precision
+        exact, wide = p.double(), [m.double() for m in columns]
+        z, _ = _dual(exact, wide, _dots([(m, exact) for m in wide]), feasible)
+        return p.copy_(_moved(exact, wide, z))
+    return _moved(p, columns, z)
+
+
+def _moved(p: Tensor, columns: Sequence[Tensor], z: np.ndarray) -> Tensor:
+    """p + Mz, in place."""
+    weights = torch.as_tensor(z, dtype=p.dtype, device=p.device)
+    for m, weight in zip(columns, weights.unbind(-1), strict=True):
+        p.addcmul_(m, weight.unsqueeze(-1))
+    return p
+
+
+def _dual(p: Tensor, columns: Sequence[Tensor], q: np.ndarray, feasible: float) -> tuple[np.ndarray, bool]:
+    """(z [..., C] for q = M'p, whether it can be relied on: its conditions hold, and it is not so large that the precision of
+    A and q matters)."""
+    corners, places = _corners(len(columns))
     products = _dots([*((columns[i], columns[j]) for i, j in corners), (p, p)])
     A = products[..., places]  # [..., C, C]
     squares, size = np.diagonal(A, axis1=-2, axis2=-1), np.sqrt(products[..., -1:])
-    scale = np.where(squares > 0, 1 / np.sqrt(np.maximum(squares, 1e-300)), 0.0)  # 0 drops a zero column
     with np.errstate(all="ignore"):  # what is not finite is found with the client's result
-        A, q = A * scale[..., :, None] * scale[..., None, :], q * scale
-    z = _solve_by_enumeration(A, q) * scale
-    z = np.where((q >= -TOLERANCE * size).all(-1, keepdims=True), 0.0, z)
-    weights = torch.as_tensor(z, dtype=p.dtype, device=p.device)
-    for m, weight in zip(columns, weights.split_with_sizes([1] * C, -1), strict=True):
-        p.addcmul_(m, weight)
-    return p
+        scale = np.where(squares > 0, 1 / np.sqrt(np.maximum(squares, 1e-300)), 0.0)  # 0 drops a zero column
+        A, q = A * scale[..., :, None] * scale[..., None, :], np.where(size > 0, q * scale / size, 0.0)
+        z, holds = _solve_by_enumeration(A, q, feasible)
+        z = np.where((q >= -TOLERANCE).all(-1, keepdims=True), 0.0, z)
+        return z * scale * size, holds and not (z > LARGE).any()
 
 
 def _slide(p: Tensor, columns: Sequence[Tensor], q: np.ndarray) -> bool:
@@ -83,8 +102,9 @@ def _supports(C: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return supports, supports[:, :, None] * supports[:, None, :], np.eye(C) * (1 - supports)[:, None, :]
 
 
-def _solve_by_enumeration(A: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """argmin over z >= 0 of 1/2 z'Az + q'z for A [..., C, C] and q [..., C], with C small -> z [..., C]."""
+def _solve_by_enumeration(A: np.ndarray, q: np.ndarray, feasible: float) -> tuple[np.ndarray, bool]:
+    """argmin over z >= 0 of 1/2 z'Az + q'z, with C small, A [..., C, C] and q [..., C] of unit vectors -> (z [..., C],
+    whether all of it is within `feasible` of optimal)."""
     supports, inside, outside = _supports(q.shape[-1])
     target = -q[..., None, :] * supports  # [..., 2^C, C]
     with np.errstate(all="ignore"):  # a singular support gives inf or nan, which is never the least violation
@@ -92,8 +112,12 @@ def _solve_by_enumeration(A: np.ndarray, q: np.ndarray) -> np.ndarray:
         z = torch.linalg.solve_ex(systems, torch.from_numpy(target)[..., None])[0][..., 0].numpy()
         slack = (A[..., None, :, :] @ z[..., None])[..., 0] + q[..., None, :]
         violation = np.concatenate((-z, -slack), axis=-1).max(-1)  # [..., 2^C]
-    best = np.where(np.isnan(violation), np.inf, violation).argmin(-1)
-    return np.take_along_axis(z, best[..., None, None], axis=-2)[..., 0, :]
+    violation = np.where(np.isnan(violation), np.inf, violation)
+    # Dependent columns have many solutions, and rounding may make one with a huge z look best: the smallest will do.
+    holds = violation <= feasible
+    found = holds.any(-1, keepdims=True)
+    best = np.where(found, np.where(holds, np.abs(z).sum(-1), np.inf), violation).argmin(-1)
+    return np.take_along_axis(z, best[..., None, None], axis=-2)[..., 0, :], bool(found.all())
 
 
 def cone_weights(A: np.ndarray, q: np.ndarray, size: float) -> np.ndarray:
@@ -103,7 +127,7 @@ def cone_weights(A: np.ndarray, q: np.ndarray, size: float) -> np.ndarray:
     min ||R z + b|| over z >= 0, R'b = q. The support that it finds is then solved on A itself, to full accuracy.
     """
     norm = np.sqrt(np.diag(A))
-    live = norm > 0
+    live = norm > SHORTEST
     z = np.zeros(len(q))
     if not live.any() or (q[live] / norm[live]).min() >= -TOLERANCE * size:
         return z
