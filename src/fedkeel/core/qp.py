@@ -51,8 +51,8 @@ def _moved(p: Tensor, columns: Sequence[Tensor], z: np.ndarray) -> Tensor:
 
 
 def _dual(p: Tensor, columns: Sequence[Tensor], q: np.ndarray, feasible: float) -> tuple[np.ndarray, bool]:
-    """(z [..., C] for q = M'p, whether it can be relied on: its conditions hold, and it is not so large that the precision of
-    A and q matters)."""
+    """(z [..., C] for q = M'p, whether that is sure: its conditions hold, and it is not so large that the precision of A
+    and q matters)."""
     corners, places = _corners(len(columns))
     products = _dots([*((columns[i], columns[j]) for i, j in corners), (p, p)])
     A = products[..., places]  # [..., C, C]
