@@ -12,6 +12,7 @@ from fedkeel.core.qp import cone_weights, project
 from fedkeel.core.steps import Steps
 
 BLOCK = 4096  # columns of the memory in float64 at a time
+LONGEST = 1e30  # weights that float32 can still multiply
 
 
 def worker_update(x: Tensor, x_old: Tensor, steps: Steps, lr: float) -> Tensor:
@@ -95,8 +96,8 @@ def server_update(memory: Memory, momentum: Tensor, dx: Tensor, rows: list[int],
     z = cone_weights(gram[kept[:, None], kept].cpu().numpy(), q.cpu().numpy(), float(momentum.double().norm()))
     used = [row for row, weight in zip(live, z, strict=True) if weight > 0]
     if used:
-        weights, turned = torch.as_tensor(z[z > 0], device=D.device), momentum.double()
-        for start in range(0, D.shape[1], BLOCK):  # in float64: short rows have weights beyond float32
-            turned[start : start + BLOCK] += weights @ D[used, start : start + BLOCK].double()
-        momentum = turned.to(momentum.dtype)
+        # Short rows have weights beyond float32.
+        dtype = D.dtype if z.max() < LONGEST else torch.float64
+        weights = torch.as_tensor(z[z > 0], dtype=dtype, device=D.device)
+        momentum = (momentum + weights @ D[used].to(dtype)).to(D.dtype)
     return memory, momentum
