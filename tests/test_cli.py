@@ -19,21 +19,6 @@ SMALL += ["--engine", "sequential"]
 OUT = "runs/digits-fedavg-seed0"
 
 
-@pytest.fixture
-def fedkeel(tmp_path, monkeypatch, capsys):
-    """Calls the console script in an empty directory -> (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main(words)
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return call
-
-
 def error_of(result, code=2):
     """The one line of a failed command."""
     assert result[0] == code

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from fedkeel import cli, config, directory
+from fedkeel import config, directory
 from fedkeel.config import RunConfig
 from fedkeel.study import compare as study
 from fedkeel.study.cells import cells
@@ -17,20 +17,6 @@ from fedkeel.study.numbers import Outcome, summarise
 SMALL = RunConfig(clients=10, rounds=3, cohort=3, local_steps=2, model="logistic", engine="sequential")
 FLAGS = ["--clients", "10", "--rounds", "3", "--cohort", "3", "--local-steps", "2", "--model", "logistic"]
 FLAGS += ["--engine", "sequential"]
-
-
-@pytest.fixture
-def fedkeel(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main(words)
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return call
 
 
 def history(*accuracies):

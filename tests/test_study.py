@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel import cli, config
+from fedkeel import config
 from fedkeel.study.cells import in_paper_units
 from fedkeel.study.compare import carry_out
 from fedkeel.study.edit import add_axes, choose_cases, choose_methods, override, set_values
@@ -25,20 +25,7 @@ from fedkeel.study.search import Trials
 from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
-
-
-@pytest.fixture
-def fedkeel(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main(words)
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return call
+COLUMNS = 120  # of the screen
 
 
 # What a file expands to -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedkeel import cli, config
+from fedkeel import config
 from fedkeel.config import RunConfig
 from fedkeel.engine.measure import METRICS
 from fedkeel.study.columns import better_is_less, is_column
@@ -21,20 +21,7 @@ from fedkeel.study.numbers import Outcome, of_run
 from fedkeel.study.study import Study, path_of
 
 TASK = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
-
-
-@pytest.fixture
-def fedkeel(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main(words)
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return call
+COLUMNS = 120  # of the screen
 
 
 def read(**changes):

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from fedkeel import cli, config
+from fedkeel import config
 from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures
 from fedkeel.study.numbers import NOT_RUN
@@ -14,21 +14,8 @@ from fedkeel.study.runner import run_study
 from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "rounds": 2, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
+COLUMNS = 120  # of the screen
 FLAGS = [word for key, z in TASK.items() for word in (f"--{key.replace('_', '-')}", str(z))]
-
-
-@pytest.fixture
-def fedkeel(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main(words)
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return call
 
 
 def read(methods, **changes):

@@ -12,7 +12,7 @@ from fedkeel.core.qp import cone_weights, project
 from fedkeel.core.steps import Steps
 
 BLOCK = 4096  # columns of the memory in float64 at a time
-LONGEST = 1e30  # weights that float32 can still multiply
+HEAVIEST = 1e30  # of a weight in float32; heavier ones would overflow
 
 
 def worker_update(x: Tensor, x_old: Tensor, steps: Steps, lr: float) -> Tensor:
@@ -97,7 +97,7 @@ def server_update(memory: Memory, momentum: Tensor, dx: Tensor, rows: list[int],
     used = [row for row, weight in zip(live, z, strict=True) if weight > 0]
     if used:
         # Short rows have weights beyond float32.
-        dtype = D.dtype if z.max() < LONGEST else torch.float64
+        dtype = D.dtype if z.max() < HEAVIEST else torch.float64
         weights = torch.as_tensor(z[z > 0], dtype=dtype, device=D.device)
         momentum = (momentum + weights @ D[used].to(dtype)).to(D.dtype)
     return memory, momentum

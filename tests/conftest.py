@@ -1,0 +1,20 @@
+"""What tests of several files use."""
+
+import pytest
+
+from fedkeel import cli
+
+
+@pytest.fixture
+def fedkeel(request, tmp_path, monkeypatch, capsys):
+    """Calls the console script in an empty directory -> (exit code, stdout, stderr); the screen has the file's `COLUMNS`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(getattr(request.module, "COLUMNS", 80)))
+
+    def call(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main(words)
+        captured = capsys.readouterr()
+        return end.value.code, captured.out, captured.err
+
+    return call
