@@ -282,15 +282,28 @@ def test_auto_does_not_run_long_jobs_one_by_one(monkeypatch: pytest.MonkeyPatch)
 def test_auto_is_not_misled_by_a_moment_in_which_the_machine_was_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     calm, busy, timed = 0.001, 0.05, auto._timed
 
-    def slow_at_first(engine: Any, *given: Any) -> float:
-        timed(engine, *given)
+    def slow_at_first(engine: Any, store: Any, jobs: Any) -> float:
+        timed(engine, store, jobs)
         calls.append(engine)
-        return busy if len(calls) <= 2 else calm
+        return (busy if len(calls) <= 2 else calm) * sum(jobs.K)
 
     calls: list[Any] = []
     monkeypatch.setattr(auto, "_timed", slow_at_first)
     per_round = estimates(train(engine="auto", cohort=7, local_steps=3))["sequential"] / 2
-    assert per_round == pytest.approx(7 * calm)
+    assert per_round == pytest.approx(7 * 3 * calm)
+
+
+def test_auto_is_not_misled_by_a_client_unlike_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes differ a lot between clients: a step of the first one says little about the round."""
+    seconds, timed = [0.004, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001], auto._timed
+
+    def by_client(engine: Any, store: Any, jobs: Any) -> float:
+        timed(engine, store, jobs)
+        return sum(K * a for K, a in zip(jobs.K, seconds, strict=False))
+
+    monkeypatch.setattr(auto, "_timed", by_client)
+    per_round = estimates(train(engine="auto", cohort=7, local_steps=3))["sequential"] / 2
+    assert per_round == pytest.approx(3 * sum(seconds))
 
 
 def test_auto_has_the_bits_of_the_engine_that_it_chose() -> None:

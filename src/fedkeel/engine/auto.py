@@ -31,9 +31,10 @@ def cores() -> int:
 def choose(work: Work, store: Store, jobs: Jobs, rounds: int, workers: int | None = None) -> tuple[str, str]:
     """(engine, why) for a run of `rounds` rounds like `jobs` with at most so many worker processes; leaves no trace."""
     first = Sequential(work, store)
-    step = _timed(first, store, _part(jobs, 1, 1))  # pays for lazy set-up, too
-    one = _part(jobs, 1, 1 if step > LONG_STEP else jobs.K[0])
-    client = _fastest(first, store, one) / one.K[0] * sum(jobs.K)
+    step = _fastest(first, store, _part(jobs, 1, 1))  # the first one pays for lazy set-up, too
+    # Clients differ, some may have a sample only: as many of them as are measured quickly.
+    some = _part(jobs, max(1, int(BRIEF / step / jobs.K[0])), 1 if step > LONG_STEP else jobs.K[0])
+    client = _fastest(first, store, some) / sum(some.K) * sum(jobs.K)
     estimates = {"sequential": client * rounds}
     workers = min(workers or cores(), len(jobs.ids))
     on_cpu = work.objective.model.device.type == "cpu"
