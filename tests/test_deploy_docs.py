@@ -36,6 +36,11 @@ def test_every_method_can_be_drawn(name):
     assert drawn.count("<text") > 8
 
 
+@pytest.mark.parametrize(("name", "words"), [("fedavg", "1 d floats down, 1 d up"), ("mime", "3 d floats down, 2 d up")])
+def test_the_picture_counts_what_is_sent_before_the_steps_too(name, words):
+    assert words in drawing(fk.algorithm(name))
+
+
 def commands(page: str) -> list[str]:
     """The commands of the numbered list."""
     part = page.partition("## Ten commands")[2].partition("\n## ")[0]

@@ -189,6 +189,16 @@ def test_statistics_are_averaged_and_broadcast(engine: str, rounds: int) -> None
         torch.testing.assert_close(found[key], z, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", sorted(set(fk.algorithms()) - {"fedit-adam", "fedit-adamet", "fedit-adamgt", "scaffnew"}))
+def test_a_step_moves_the_statistics_once(name: str) -> None:
+    """Gradients at other points, on all data, and a method's own terms are not what the client's model has seen.
+
+    (fedit trains LoRA models, scaffnew draws its number of steps.)
+    """
+    run = train(name, model=norm_net, fed=PLENTY, cohort=len(PLENTY), rounds=1, local_steps=3, batch_size=16)
+    assert int(run.model.state_dict()["2.num_batches_tracked"]) == (1 if name == "fedsgd" else 3)
+
+
 def test_private_statistics_are_the_same_in_all_processes() -> None:
     one = train("fedbn", model=norm_net, fed=PLENTY, rounds=3)
     for workers in (1, 2, 3):

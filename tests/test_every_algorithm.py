@@ -142,6 +142,13 @@ def test_counted_cost_is_what_would_be_sent(name: str) -> None:
     assert 0 <= down_cost - 4 * row["down"] < 2000, "safetensors adds only a header"
 
 
+@pytest.mark.parametrize("tracking", [0.0, 1.5, 50.0])
+@pytest.mark.parametrize("name", ["fadamet", "fadamgt"])
+def test_a_fraction_of_tracking_clients_is_at_most_one(name: str, tracking: float) -> None:
+    with pytest.raises(ValueError, match="a fraction is > 0 and <= 1, a count is written without a point"):
+        fk.algorithm(name, tracking=tracking).plan(Plan(N=10, S=5, K=1, T=1))
+
+
 @pytest.mark.parametrize("tracking", [0, 1, 0.5, 3, None])
 @pytest.mark.parametrize("name", ["fadamet", "fadamgt"])
 def test_only_tracking_clients_pay_for_tracking(name: str, tracking: float | None) -> None:

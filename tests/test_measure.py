@@ -73,6 +73,11 @@ def test_tracking_error(task):
     assert run.history[-1]["tracking_bias"] == pytest.approx(0, abs=1e-12)  # c is the mean of the c_i
 
 
+def test_the_dual_of_fedpd_tracks_the_opposite_of_the_gradient(task):
+    run = train(task, fk.algorithm("fedpd", lr=0.1), ["tracking"], rounds=150, cohort=N, local_steps=20, batch_size=None)
+    assert run.history[-1]["tracking_error"] < 1e-3 * run.history[0]["tracking_error"]
+
+
 def test_consistency_and_drift(task):
     """With server_lr = 1 x' is the mean of the local models, which one-client runs from the same x give one by one."""
     run = train(task, "fedavg", ["consistency", "drift"], rounds=1)

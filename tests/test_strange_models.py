@@ -71,6 +71,15 @@ def test_a_loss_of_every_sample_is_refused(engine: str) -> None:
         train(mlp, loss=functools.partial(functional.cross_entropy, reduction="none"), engine=engine)
 
 
+def test_a_full_gradient_leaves_no_sample_alone() -> None:
+    """1025 samples are one more than are taken at a time, and BatchNorm refuses a sample alone."""
+    torch.manual_seed(0)
+    fed = fk.Federation.from_arrays([(torch.randn(1025, D).double(), torch.randint(0, CLASSES, (1025,)))])
+    model = nn.Sequential(nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
+    row = train(model, fed, "mime", rounds=1, cohort=1, local_steps=2).history[0]
+    assert not row["faults"]
+
+
 # Models ---------------------------------------------------------------------------------------------------------------
 
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import Algorithm, algorithm, hp
+from fedkeel.core.algorithm import Algorithm, Plan, algorithm, hp
 from fedkeel.core.round import Round
-from fedkeel.core.rules import Adam, pick
+from fedkeel.core.rules import Adam, check_part, pick
 from fedkeel.core.steps import Steps
 
 
@@ -59,6 +59,10 @@ class FAdamGT(Algorithm):
     eps: float = hp(1e-8, "added to the root of v_hat", above=0)
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
     persist_vhat: bool = hp(False, "keep v_hat between a client's rounds instead of restarting it at v")
+
+    def plan(self, p: Plan) -> Self:
+        check_part(self.name, self.tracking)
+        return self
 
     def init(self, x: Tensor) -> tuple[Server, Client]:
         zero = torch.zeros_like(x)

@@ -47,7 +47,10 @@ class FedLAMB(Algorithm):
     it for ever; no bias correction; v starts each round at the server's v_hat, as the text says (the code keeps its own).
     """
 
-    lr: float = hp(0.01, "eta, local step relative to a layer's norm", above=0, grid=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3))
+    lr: float = hp(
+        0.01, "eta, local step relative to a layer's norm", above=0,
+        grid=(0.001, 0.003, 0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5),
+    )  # fmt: skip
     lam: float = hp(0.01, "lambda, decoupled weight decay inside the normalised step", least=0, grid=(0, 0.01, 0.1))
     beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
     beta2: float = hp(0.999, "decay of the second moment", least=0, below=1)

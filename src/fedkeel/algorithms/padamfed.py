@@ -83,7 +83,7 @@ class PAdaMFed(Algorithm):
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)  # line 10
             u = torch.add(drift, g, alpha=self.beta, out=g)  # line 7: beta (g - c_i + c) + (1 - beta) momentum
-            unit_step(w, steps.clip(u), self.lr)
+            unit_step(w, u, self.lr)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -88,7 +88,7 @@ class PAdaMFedVR(Algorithm):
             c_new.add_(g, alpha=1 / steps.K)
             u = g.add_(drift).sub_(grad(down.x_prev), alpha=1 - self.beta)  # line 7
             u_mean.add_(u, alpha=1 / steps.K)
-            unit_step(w, steps.clip(u), self.lr)
+            unit_step(w, u, self.lr)
         u_mean = u_mean if self.variant == "proof" else u_mean[..., :0]
         return Up(dx=w - down.x, dc=c_new - mem.c, u=u_mean), Client(c=c_new)
 

@@ -74,7 +74,7 @@ class ScaffoldNormalized(Algorithm):
         for grad in steps:
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)
-            unit_step(w, steps.clip(g.add_(drift)), self.lr)
+            unit_step(w, g.add_(drift), self.lr)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

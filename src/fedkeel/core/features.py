@@ -22,12 +22,11 @@ OwnLoss = Callable[..., Tensor]
 
 
 class Net:
-    """The model at one point: what a method's own loss may ask of it."""
+    """The model at one point: what a method's own loss may ask of it. The model's statistics stay as they are."""
 
-    def __init__(self, model: FlatModel, w: Tensor, frozen: bool) -> None:
+    def __init__(self, model: FlatModel, w: Tensor) -> None:
         self.caller = Caller(model.module)
-        # Of a frozen one, the normalisation statistics are not those that the client is training.
-        values = model.named(w) | (model.named_buffers() if frozen else {})
+        values = model.named(w) | model.named_buffers()
         self.values: dict[str, Tensor] = {f"module.{name}": z for name, z in values.items()}
 
     def _call(self, what: str, *args: Any) -> Any:

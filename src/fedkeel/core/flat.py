@@ -16,9 +16,6 @@ class Layers:
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
     def norms(self, z: Tensor) -> Tensor:
         """z [..., d] -> the norm of every layer, [..., L], in float64."""
         parts = z.split_with_sizes(self.sizes, -1)

@@ -63,7 +63,7 @@ class ManyOracle:
         model, loss, padded = self.objective.model, self.objective.loss, self.objective.each is not None
 
         def weighted(w: Tensor, points: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            nets = [Net(model, w, frozen=False), *(Net(model, z, frozen=True) for z in points)]
+            nets = [Net(model, z) for z in (w, *points)]
             if not padded:
                 return own(*nets, x, y, loss).reshape(()) * weight.sum()
             each = vmap(lambda a, b: own(*nets, a.unsqueeze(0), b.unsqueeze(0), loss))(x, y)

@@ -80,6 +80,14 @@ def pick(rng: np.random.Generator, S: int, wanted: float | None) -> np.ndarray:
     return chosen
 
 
+def check_part(name: str, wanted: float | None) -> None:
+    """Refuses what `pick` could only misunderstand."""
+    if isinstance(wanted, float) and not 0 < wanted <= 1:
+        raise ValueError(
+            f"{name}: tracking = {wanted:g} is not allowed; a fraction is > 0 and <= 1, a count is written without a point"
+        )
+
+
 def need_everyone(name: str, p: Plan, allow_partial: bool) -> None:
     """Refuses a run in which some clients sit out, unless the user insists (rule R15)."""
     if p.S < p.N and not allow_partial:

@@ -21,6 +21,9 @@ from fedkeel.core.features import Net, OwnLoss
 from fedkeel.core.flat import FlatModel, Layers
 
 Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
+CHUNK = 1024  # samples of a forward pass of a full gradient, or
+NUMBERS = 2**18  # as many as have so many numbers together: a network keeps thousands of bytes of each for its backward pass
+TOKEN = 64  # numbers that a token counts for, since it becomes a vector
 
 
 @dataclass
@@ -32,7 +35,6 @@ class Objective:
     weight_decay: float = 0.0
     clip: float | None = None
     each: Loss | None = None  # each(output, target) -> [B] the loss of every sample, where it is known
-    chunk: int = 1024  # samples per forward pass of a full gradient
 
     def is_dense(self) -> bool:
         """Is it a network and a loss whose gradient is written out in core/dense.py?"""
@@ -164,20 +166,29 @@ class OneClient(Steps):
     def full_grad(self, w: Tensor) -> Tensor:
         x, y = self.everything()
         total = torch.zeros_like(w)
-        for start in range(0, len(y), self.objective.chunk):
-            part = slice(start, start + self.objective.chunk)
-            _, grads = self.backward(w, x[part], y[part])
-            views = self.objective.model.views(total)
-            torch._foreach_add_(views, grads[: len(views)], alpha=len(y[part]) / len(y))
+        views = self.objective.model.views(total)
+        pieces = -(-len(y) // at_once(x))  # as large as each other, for a last sample alone cannot be normalised
+        for a, b in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
+            _, grads = self.backward(w, a, b, still=True)
+            torch._foreach_add_(views, grads[: len(views)], alpha=len(b) / len(y))
         return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
 
-    def backward(self, w: Tensor, x: Any, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """(loss, a gradient per parameter) at w."""
+    def backward(self, w: Tensor, x: Any, y: Tensor, still: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(loss, a gradient per parameter) at w; still: the model's statistics stay as they are."""
         model = self.objective.model
         model.bind(w)
+        kept = model.read_buffers() if still and model.has_buffers else None
         with torch.enable_grad():
             loss = self.objective.loss(model.module(x), y)
-        return loss.detach(), gradients(loss, model.trained)
+        found = gradients(loss, model.trained)
+        if kept is not None:
+            model.write_buffers(kept)
+        return loss.detach(), found
+
+
+def at_once(x: Tensor) -> int:
+    """How many samples like x[0] a full gradient takes at a time."""
+    return max(1, min(CHUNK, NUMBERS // max(1, x[0].numel() * (1 if x.is_floating_point() else TOKEN))))
 
 
 def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -242,7 +253,8 @@ class OneGrad(Grad):
             p.sub_(g.view(p.shape), alpha=lr)
 
     def _pieces(self, w: Tensor) -> tuple[Tensor, ...]:
-        loss, grads = self.steps.backward(w, self.x, self.y)
+        # A step moves the normalisation statistics once, to the batch at its first point: others are not trained there.
+        loss, grads = self.steps.backward(w, self.x, self.y, still=self.calls > 0)
         self._count(loss)
         if self.steps.objective.model.private:
             shared = len(self.steps.objective.model.parameters)
@@ -259,12 +271,10 @@ class OneGrad(Grad):
         objective = self.steps.objective
         leaf = w.detach().requires_grad_()
         with torch.enable_grad():
-            nets = [Net(objective.model, leaf, frozen=False), *(Net(objective.model, z, frozen=True) for z in frozen)]
-            loss = own(*nets, self.x, self.y, objective.loss)
+            loss = own(*(Net(objective.model, z) for z in (leaf, *frozen)), self.x, self.y, objective.loss)
         return gradients(loss, (leaf,))[0]
 
     def loss(self, w: Tensor) -> Tensor:
         objective = self.steps.objective
-        objective.model.bind(w)
-        loss = objective.loss(objective.model.module(self.x), self.y)
+        loss = objective.loss(Net(objective.model, w)(self.x), self.y)
         return (loss + 0.5 * objective.weight_decay * w.square().sum()).reshape(1)

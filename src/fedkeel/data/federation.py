@@ -56,9 +56,7 @@ class Federation:
             )
 
     @classmethod
-    def from_arrays(
-        cls, clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None = None, **origin: Any
-    ) -> Federation:
+    def from_arrays(cls, clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None = None) -> Federation:
         """A federation from one (x, y) pair of numpy arrays or tensors per client, and an optional test pair."""
         if not isinstance(clients, Iterable):
             raise ValueError(f"clients: expected a list of (x, y) pairs, not {type(clients).__name__}")
@@ -76,7 +74,7 @@ class Federation:
                 raise ValueError("test: it has no samples; pass None for no test data")
         x = torch.cat([x for x, _ in pairs])
         y = torch.cat([y for _, y in pairs])
-        return cls(x, y, offsets, None, test, dict(origin))
+        return cls(x, y, offsets, None, test)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

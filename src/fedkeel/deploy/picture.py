@@ -18,7 +18,7 @@ LINE = 18  # pixels
 def fields(record: Record | None, without: tuple[str, ...] = ()) -> list[str]:
     """The fields of a record with their shapes, e.g. "dx [d]"; those that are empty hold nothing."""
     named = [] if record is None else zip(record._fields, record, strict=True)
-    sizes = {D: "d", D * MANY: "m d"}
+    sizes = {D: "d"}
     return [
         f"{name} [{', '.join(sizes.get(n, str(n)) for n in z.shape)}]" + (" (if it tracks)" if name in without else "")
         for name, z in named
@@ -30,11 +30,12 @@ def drawing(algo: Algorithm) -> str:
     """An SVG: the server with what it keeps, a client with what it keeps, and what goes between them in a round."""
     algo = algo.plan(Plan(N=MANY, S=MANY, K=1.0, T=100))
     server, client = algo.init(torch.zeros(D))
-    up, down = _upload(algo, "client"), down_record(algo, server)
+    up, first, down = _upload(algo, "client"), None, down_record(algo, server)
     tracked = algo.facts.tracked
     travels = [("down", f"orders: {' '.join(fields(down))}"), ("up", f"answers: {' '.join(fields(up, tracked))}")]
     if algo.surveys(0):
-        travels.insert(1, ("up", f"first: {' '.join(fields(_upload(algo, 'survey')))}"))
+        first = _upload(algo, "survey")
+        travels.insert(1, ("up", f"first: {' '.join(fields(first))}"))
     if algo.warms_up():
         travels.insert(0, ("up", f"once, before round 0: {' '.join(fields(_upload(algo, 'warmup')))}"))
     keeps = fields(client) or ["nothing"]
@@ -42,7 +43,8 @@ def drawing(algo: Algorithm) -> str:
         keeps = ["its normalisation layers"]
     ours = ["keeps", *fields(server), "", "knows", "n of every client", "which record each", "client goes on from"]
     theirs = ["keeps", *keeps, "in Flower's Context", "and in a file, mode 0600", "", "never sends", "its data"]
-    cost = f"d = model size; {floats(down) // D} d floats down, {floats(up) // D} d up per client and round"
+    sent = (floats(up) + (floats(first) if first else 0)) // D
+    cost = f"d = model size; {floats(down) // D} d floats down, {sent} d up per client and round"
     return _svg(algo.name, ours, theirs, travels, cost)
 
 

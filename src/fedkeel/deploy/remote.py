@@ -123,7 +123,7 @@ class Exchanges:
         return uploads
 
     def order(self, jobs: Jobs, position: int) -> Order:
-        client, drawn = jobs.ids[position], drawn_by(jobs, position)
+        client, drawn = jobs.ids[position], jobs.roles(position)
         return Order(
             run=self.flower.run,
             stage=jobs.stage,
@@ -195,7 +195,7 @@ class Answers:
         for field in ("run", "stage", "round", "client"):
             if getattr(told, field) != getattr(order, field):
                 raise Refused(f"it answers for {field} {str(getattr(told, field))[:40]!r}, not {getattr(order, field)!r}")
-        without = unsent(self.exchanges.work.algo, drawn_by(self.jobs, position))
+        without = unsent(self.exchanges.work.algo, self.jobs.roles(position))
         up = to_record(arrays_of(reply.content, "up"), self.up, without)
         check_finite(up)
         self._check_size(up)
@@ -242,11 +242,6 @@ def task_of(work: Work, start: str) -> Task:
         dtype,
         start,
     )
-
-
-def drawn_by(jobs: Jobs, position: int) -> dict[str, float]:
-    """The roles of one client."""
-    return {name: float(z[position]) for name, z in jobs.drawn.items()}
 
 
 def number(jobs: Jobs) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkeel.core.flat import FlatModel
@@ -59,17 +60,29 @@ def evaluate(
     if model.has_buffers:
         model.write_buffers(buffers)
     model.module.eval()
-    total, right, count = 0.0, 0, 0
-    chunk = max(1, min(CHUNK, NUMBERS // max(1, inputs[0].numel())))
-    for a, b in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-        a, b = model_input(model, a, prepare), model_input(model, b)
-        output = model.module(a)
-        total += float(loss(output, b)) * len(b)
-        if classes(output, b):
-            right += int((output.argmax(-1) == b).sum())
-            count += b.numel()
+    chunks = zip(inputs.split(at_a_time(inputs)), targets.split(at_a_time(inputs)), strict=True)
+    batches = ((model_input(model, a, prepare), model_input(model, b)) for a, b in chunks)
+    mean, accuracy = scores(model.module, loss, batches)
     model.module.train()
-    return {"test_accuracy": right / count if count else None, "test_loss": total / len(targets)}
+    return {"test_accuracy": accuracy, "test_loss": mean}
+
+
+def at_a_time(x: Tensor) -> int:
+    """How many samples like x[0] an evaluation takes at a time."""
+    return max(1, min(CHUNK, NUMBERS // max(1, x[0].numel())))
+
+
+def scores(module: nn.Module, loss: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float | None]:
+    """Mean loss, and accuracy where targets are classes."""
+    total, samples, right, count = 0.0, 0, 0, 0
+    for x, y in batches:
+        output = module(x)
+        total += float(loss(output, y)) * len(y)
+        samples += len(y)
+        if classes(output, y):
+            right += int((output.argmax(-1) == y).sum())
+            count += y.numel()
+    return total / samples, right / count if count else None
 
 
 def classes(output: Any, target: Tensor) -> bool:

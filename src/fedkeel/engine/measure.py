@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,10 @@ from fedkeel.core.algorithm import Algorithm, nearest
 from fedkeel.core.qp import TOLERANCE
 from fedkeel.core.round import Round
 from fedkeel.core.steps import OneClient
-from fedkeel.engine.evaluate import classes
+from fedkeel.engine.evaluate import at_a_time, scores
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Work
 
-CHUNK = 2048  # samples of a forward pass
 TRACKED = ("c", "y", "lam")  # fields of a client's record that estimate its gradient (or Adam direction)
 
 
@@ -89,18 +89,11 @@ def train_set(seen: Seen) -> dict[str, float]:
     fed, objective = seen.work.fed, seen.work.objective
     rows = np.arange(int(fed.offsets[-1])) if fed.order is None else fed.order
     objective.model.bind(seen.new.x)
-    total, right, count = 0.0, 0, 0
-    for start in range(0, len(rows), CHUNK):
-        x, y = seen.work.cast(*fed.take_rows(rows[start : start + CHUNK]))
-        output = objective.model.module(x)
-        total += float(objective.loss(output, y)) * len(y)
-        if classes(output, y):
-            right += int((output.argmax(-1) == y).sum())
-            count += y.numel()
-    loss = total / len(rows)
+    batches = np.split(rows, range(at_a_time(fed.x), len(rows), at_a_time(fed.x)))
+    loss, accuracy = scores(objective.model.module, objective.loss, (seen.work.cast(*fed.take_rows(z)) for z in batches))
     decay = 0.5 * objective.weight_decay * float(seen.new.x.double().square().sum())
     found = {"train_set_loss": loss} | ({"objective": loss + decay} if objective.weight_decay else {})
-    return found | ({"train_accuracy": right / count} if count else {})
+    return found | ({} if accuracy is None else {"train_accuracy": accuracy})
 
 
 def gradient_norm(seen: Seen) -> dict[str, float]:
@@ -114,8 +107,9 @@ def gradient_norm(seen: Seen) -> dict[str, float]:
 def tracking(seen: Seen) -> dict[str, float]:
     """Mean squared distance of the clients' control variates from their gradients at x'; of their mean from the server's."""
     error, mean = 0.0, torch.zeros_like(seen.new.x, dtype=torch.float64)
+    sign = -1 if seen.work.algo.name == "fedpd" else 1  # its dual is the opposite of a gradient
     for client, gradient in _gradients(seen):
-        own = _tracked(seen.store.read(client)).double()
+        own = sign * _tracked(seen.store.read(client)).double()
         error += float((own - gradient.double()).square().sum()) / len(seen.weights)
         mean += float(seen.weights[client]) * own
     found = {"tracking_error": error}
@@ -127,8 +121,8 @@ def _gradients(seen: Seen) -> Iterator[tuple[int, Tensor]]:
     """(client, full gradient of its loss at x') of every client."""
     work = seen.work
     for client in range(len(work.fed)):
-        everything = lambda client=client: work.cast(*work.fed.take(client, None))  # noqa: E731
-        yield client, OneClient(work.objective, seen.r.t, [], everything, work.workspace).full_grad(seen.new.x)
+        steps = OneClient(work.objective, seen.r.t, [], partial(work.all_of, client), work.workspace)
+        yield client, steps.full_grad(seen.new.x)
 
 
 def _tracked(record: Any) -> Tensor | None:

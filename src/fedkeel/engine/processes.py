@@ -167,7 +167,7 @@ class Processes:
         uploads = Uploads(stacks, self.new_buffers[:S], self.losses[:S], {}, {})
         tasks: list[Task] = []
         for position, client in enumerate(jobs.ids):
-            drawn = {name: float(z[position]) for name, z in jobs.drawn.items()}
+            drawn = jobs.roles(position)
             slot = None if self.store.initial is None else self.store.stage()
             if slot is not None:
                 uploads.slots[position] = slot

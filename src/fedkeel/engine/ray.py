@@ -146,7 +146,7 @@ class Ray:
         jobs, tasks = now.jobs, []
         for position in positions:
             client = jobs.ids[position]
-            drawn = {name: float(z[position]) for name, z in jobs.drawn.items()}
+            drawn = jobs.roles(position)
             mem = record_bytes(self.store.read(client)) if client in self.store else None
             tasks.append(Task(client, jobs.K[position], drawn, mem))
         if not worker.calls:

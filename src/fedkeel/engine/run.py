@@ -135,7 +135,7 @@ class RunDirectory:
                 raise Busy(f"out: another process is training in {self.path}") from None
 
     def begin(self, config: dict[str, Any], history: list[dict[str, Any]]) -> None:
-        write_atomically(self.path / "config.toml", tomli_w.dumps(_plain(config)).encode())
+        write_atomically(self.path / "config.toml", tomli_w.dumps(as_toml(config)).encode())
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history).encode())
 
     def add(self, row: dict[str, Any]) -> None:
@@ -151,10 +151,10 @@ class RunDirectory:
         write_atomically(self.path / "summary.json", json.dumps(run.summary(), indent=2).encode())
 
 
-def _plain(value: Any) -> Any:
+def as_toml(value: Any) -> Any:
     """A config as TOML takes it: without None, tuples as lists."""
     if isinstance(value, Mapping):
-        return {key: _plain(z) for key, z in value.items() if z is not None}
+        return {key: as_toml(z) for key, z in value.items() if z is not None}
     if isinstance(value, (list, tuple)):
-        return [_plain(z) for z in value]
+        return [as_toml(z) for z in value]
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

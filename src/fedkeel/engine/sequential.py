@@ -21,7 +21,7 @@ class Sequential:
         uploads = Uploads(None, torch.zeros(S, len(jobs.buffers), dtype=torch.float64), torch.zeros(S).double(), {}, {})
         fetched = self.work.samples(jobs.t, jobs.ids, jobs.K)
         for position, (client, samples) in enumerate(zip(jobs.ids, fetched, strict=True)):
-            drawn = {name: float(z[position]) for name, z in jobs.drawn.items()}
+            drawn = jobs.roles(position)
             mem = self.store.read(client)
             try:
                 result = self.work.one(

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.dry import dry_run
 from fedkeel.core.many import ManyClients, ManyOracle
-from fedkeel.core.steps import Objective, OneClient, Workspace
+from fedkeel.core.steps import Objective, OneClient, Workspace, at_once
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.evaluate import model_input
@@ -38,6 +38,10 @@ class Jobs:
     drawn: dict[str, np.ndarray]  # [S] each
     down: Any  # what the server sends
     buffers: Tensor  # [b] the model's buffers
+
+    def roles(self, position: int) -> dict[str, float]:
+        """What was drawn for one client."""
+        return {name: float(z[position]) for name, z in self.drawn.items()}
 
 
 @dataclass
@@ -153,7 +157,7 @@ class Work:
             **{name: torch.tensor([value], dtype=model.dtype, device=model.device) for name, value in drawn.items()}
         )
         batches = self._batches(t, client, K, samples or next(self.samples(t, [client], [K])))
-        steps = OneClient(self.objective, t, batches, lambda: self._all_of(client), self.workspace, roles)
+        steps = OneClient(self.objective, t, batches, lambda: self.all_of(client), self.workspace, roles)
         if model.has_buffers:
             model.write_buffers(mem.values if model.private else buffers)
         up, new = getattr(self.algo.at(t, self.lr_decay), stage)(down, None if model.private else mem, steps)
@@ -167,7 +171,7 @@ class Work:
         loss = math.fsum(map(float, steps.losses)) / len(steps.losses) if steps.losses else math.nan
         return Result(up, new, after, loss)
 
-    def _all_of(self, client: int) -> tuple[Tensor, Tensor]:
+    def all_of(self, client: int) -> tuple[Tensor, Tensor]:
         """All data of a client; a copy, whose numbers lie as they would anywhere else: products depend on that."""
         return self.cast(*self.fed.take(client, np.arange(self.fed.size(client))))
 
@@ -245,7 +249,7 @@ class Work:
         )
 
     def _everything(self, ids: Sequence[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        chunk = self.objective.chunk
+        chunk = at_once(self.cast(self.fed.x[:1], self.fed.y[:1])[0])
         rows = [self.fed.rows(client, np.arange(self.fed.size(client))) for client in ids]
         return [
             self._padded(self.fed.x, self.fed.y, [mine[start : start + chunk] for mine in rows], of=rows)

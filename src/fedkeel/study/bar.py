@@ -24,7 +24,7 @@ class StudyBar:
     def __init__(self, runs: int, rounds: int, shown: bool) -> None:
         self.runs, self.done, self.failed, self.shown = runs, 0, 0, shown
         self.going: dict[Job, dict[str, Any]] = {}  # runs under way, and the last row of each
-        self.drawn, self.best = 0.0, ""
+        self.drawn = 0.0
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),

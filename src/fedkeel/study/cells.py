@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedkeel.study.names import plain
 from fedkeel.study.numbers import ACCURACIES, target_name
 
 Row = Mapping[str, Any]
@@ -51,7 +52,7 @@ def _sent(row: Row, kind: str, name: str) -> str:
 
 def in_paper_units(row: Row, metric: str) -> str:
     """Our number as papers print it: accuracies in percent, costs as they are."""
-    if metric in ACCURACIES or metric.endswith("accuracy"):
+    if metric.endswith("accuracy"):
         return spread(row, metric, ".2f", 100)
     if row.get(metric) is None and "_to_" in metric and row["seeds"]:
         kind, _, name = metric.partition("_to_")
@@ -72,7 +73,7 @@ def place_of(row: Row, columns: Sequence[str]) -> dict[str, str]:
 
 
 def _plain(value: Any) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else plain(value)
 
 
 def column_of(row: Row, paper: Mapping[str, Any]) -> Any:

@@ -107,9 +107,9 @@ def reproduce(
     if show:
         import tomli_w
 
-        from fedkeel.study.results import without_none
+        from fedkeel.engine.run import as_toml
 
-        return typer.echo(tomli_w.dumps(without_none(file)))
+        return typer.echo(tomli_w.dumps(as_toml(file)))
     suffix = "" if scale == "paper" else f"-{scale}"
     store = out or Path("runs") / (recipe.runs + suffix)
     _carry_out(ctx, file, shared, out or Path("runs") / (name + suffix), store)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedkeel.study import svg
+from fedkeel.study.names import plain
 from fedkeel.study.numbers import target_name
 from fedkeel.study.svg import Axis, Series
 
@@ -235,11 +236,7 @@ def _heat_map(rows: Sequence[Row], case: str, axes: Mapping[str, Sequence[Any]],
     (down, downs), (across, acrosses) = axes.items()
     at = {(repr(row["axes"][down]), repr(row["axes"][across])): row["best_accuracy"] for row in rows}
     values = [[at.get((repr(a), repr(b))) for b in acrosses] for a in downs]
-    x = Axis(across, names=[_plain(z) for z in acrosses])
-    y = Axis(down, names=[_plain(z) for z in downs])
+    x = Axis(across, names=[plain(z) for z in acrosses])
+    y = Axis(down, names=[plain(z) for z in downs])
     drawn = svg.heat(values, x, y)
     return Figure(f"heat-{method}", case, f"Best accuracy of {method} over {down} and {across}", drawn, drawn)
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

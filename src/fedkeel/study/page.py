@@ -10,15 +10,15 @@ from typing import Any
 
 from fedkeel.study import svg
 from fedkeel.study.cells import column_of, columns_of, differs, in_paper_units, place_of, table_cells
-from fedkeel.study.figures import Figure, figures, looks
+from fedkeel.study.figures import Figure, looks
+from fedkeel.study.names import plain
 from fedkeel.study.numbers import NOT_RUN, finite
 
 Row = Mapping[str, Any]
 
 
-def page(results: Mapping[str, Any], drawn: Sequence[Figure] | None = None) -> str:
+def page(results: Mapping[str, Any], drawn: Sequence[Figure]) -> str:
     """The page of what a study found (the content of its results.json)."""
-    drawn = figures(results) if drawn is None else drawn
     parts = {
         "title": escape(results["title"] or _title(results)),
         "subtitle": escape(_subtitle(results)),
@@ -71,7 +71,7 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
     rows = [row for row in results["rows"] if metric in row["paper"]]
     if not rows:
         return ""
-    head = "".join(f"<th scope=col>{escape(_plain(z))}</th>" for z in paper["at"])
+    head = "".join(f"<th scope=col>{escape(plain(z))}</th>" for z in paper["at"])
     body = []
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = {column_of(row, paper): row for row in rows if row["method"] == method}
@@ -160,7 +160,7 @@ def _robustness(results: Mapping[str, Any]) -> str:
     if not results["robustness"]:
         return ""
     body = "".join(
-        f"<tr><th scope=row>{escape(one['method'])}</th><td>{escape(one['case'])}</td><td>{escape(_inline(one['at']))}</td>"
+        f"<tr><th scope=row>{escape(one['method'])}</th><td>{escape(one['case'])}</td><td>{_inline(one['at'])}</td>"
         f"<td>{escape(one['axis'])}</td><td>{one['best']:.3f}</td><td>{one['decades']:.2g}</td></tr>"
         for one in results["robustness"]
     )
@@ -188,7 +188,7 @@ def _search(results: Mapping[str, Any]) -> str:
     for one in results["search"]:
         rows = "".join(
             f"<tr class={'chosen' if trial['chosen'] else 'tried'}><td>"
-            + escape(_inline({key: z for key, z in trial.items() if key not in ("score", "error", "chosen")}))
+            + _inline({key: z for key, z in trial.items() if key not in ("score", "error", "chosen")})
             + f"</td><td>{_score(trial)}</td></tr>"
             for trial in one["trials"]
         )
@@ -211,8 +211,4 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _inline(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{escape(key)} = {escape(_plain(value))}" for key, value in values.items())
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return ", ".join(f"{escape(key)} = {escape(plain(value))}" for key, value in values.items())

@@ -1,4 +1,4 @@
-"""What a study found, as one dictionary, and the files that hold it: results.json, table.csv, table.tex."""
+"""What a study found, as one dictionary, and the files that hold it: results.json and table.csv."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 
 from fedkeel.engine.checkpoint import guarded, write_atomically
+from fedkeel.engine.run import as_toml
 from fedkeel.study.numbers import NOT_RUN, Row, curves, finite, robust_width, summarise
 from fedkeel.study.runner import Found
 from fedkeel.study.study import Study
@@ -39,7 +40,7 @@ def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str
         "title": study.title,
         "about": study.about,
         "task": shared,
-        "cases": {case: _case(study, case, shared, settings, found) for case in study.cases},
+        "cases": {case: _case(case, shared, settings, found) for case in study.cases},
         "axes": study.axes,
         "methods": {
             name: {key: z for key, z in config.hyperparameters.items() if key not in hidden}
@@ -87,7 +88,7 @@ def _printed(study: Study, found: Found) -> dict[str, Any]:
 
 
 def _case(
-    study: Study, case: str, shared: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], found: Sequence[Found]
+    case: str, shared: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], found: Sequence[Found]
 ) -> dict[str, Any]:
     """What a case has of its own: settings that all its runs share, but not all of the study."""
     mine = [one for one, other in zip(settings, found, strict=True) if other.branch.case == case]
@@ -130,7 +131,7 @@ def write(results: Mapping[str, Any], out: Path) -> None:
 def begin(study: Study, out: Path, store: Path, command: str, fresh: bool) -> None:
     """Writes study.toml (`fedkeel compare` can run it again) and where runs lie: a report need not wait for the end."""
     guarded(out, lambda: out.mkdir(parents=True, exist_ok=True))
-    write_atomically(out / "study.toml", tomli_w.dumps(without_none(study.file)).encode())
+    write_atomically(out / "study.toml", tomli_w.dumps(as_toml(study.file)).encode())
     origin = {"command": command, "store": os.path.relpath(store, out), "partitions": {}}
     if (out / ORIGIN).exists() and not fresh:
         origin["partitions"] = json.loads((out / ORIGIN).read_text()).get("partitions", {})
@@ -151,10 +152,3 @@ def as_csv(results: Mapping[str, Any]) -> str:
     table.writeheader()
     table.writerows(lines)
     return text.getvalue()
-
-
-def without_none(value: Any) -> Any:
-    """A nested dictionary as TOML takes it."""
-    if isinstance(value, Mapping):
-        return {key: without_none(z) for key, z in value.items() if z is not None}
-    return [without_none(z) for z in value] if isinstance(value, list | tuple) else value

@@ -13,16 +13,15 @@ from typing import Any
 
 Row = dict[str, Any]
 Log = Callable[[Row], None]
-PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 
 
 def check(names: Mapping[str, str]) -> None:
-    """Raises if the package of a tracker is not there."""
+    """Raises if the package of a tracker is not there; it has the tracker's name."""
     for name in names:
         try:
-            importlib.import_module(PACKAGES[name])
+            importlib.import_module(name)
         except ImportError:
-            raise ValueError(f"{name}: its package is not installed; pip install {PACKAGES[name]}") from None
+            raise ValueError(f"{name}: its package is not installed; pip install {name}") from None
 
 
 def numbers(row: Row) -> dict[str, float]:
