@@ -80,6 +80,17 @@ def test_a_full_gradient_leaves_no_sample_alone() -> None:
     assert not row["faults"]
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_weight_decay_beside_the_mix_of_fedcm(engine: str) -> None:
+    """alpha (g + (decay / alpha) w) = alpha g + decay w."""
+    beside = fk.algorithm("fedcm", alpha=0.2, wd_outside_mix=True)
+    torch.manual_seed(0)
+    model = mlp()
+    one = train(model, algorithm=beside, weight_decay=0.01, engine=engine)
+    close(one, train(model, algorithm=fk.algorithm("fedcm", alpha=0.2), weight_decay=0.05, engine=engine))
+    assert (one.params - train(model, algorithm=beside, weight_decay=0.0, engine=engine).params).norm() > 1e-3
+
+
 # Models ---------------------------------------------------------------------------------------------------------------
 
 

@@ -36,12 +36,13 @@ class FedCM(Algorithm):
     Prefer it under partial participation with stateless clients: the shared direction aligns clients that rarely take
     part. The smaller alpha, the less the clients drift and the staler the direction.
 
-    Differs from public code: weight decay is part of the gradient and so is multiplied by alpha too.
+    Weight decay is part of the gradient, and so is multiplied by alpha; with `wd_outside_mix` it is not, as in public code.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
     alpha: float = hp(0.1, "weight of the client's own gradient", least=0, most=1, grid=(0.05, 0.1))
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
+    wd_outside_mix: bool = hp(False, "weight decay is not multiplied by alpha")
 
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x=x, g=torch.zeros_like(x)), None
@@ -50,6 +51,8 @@ class FedCM(Algorithm):
         w = steps.copy(down.x)
         for grad in steps:
             u = grad(w).mul_(self.alpha).add_(down.g, alpha=1 - self.alpha)
+            if self.wd_outside_mix:
+                u.add_(w, alpha=(1 - self.alpha) * steps.objective.weight_decay)
             w.sub_(steps.clip(u), alpha=self.lr)
         return Up(dx=w - down.x), None
 
