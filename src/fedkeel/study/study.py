@@ -89,6 +89,10 @@ class Study:
     def cases(self) -> list[str]:
         return list(dict.fromkeys(branch.case for branch in self.branches))
 
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(branch.method for branch in self.branches))
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Study:
         """The study that the content of a file describes; everything in it is checked here."""
