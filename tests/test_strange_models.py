@@ -336,3 +336,55 @@ def test_decay_and_clip_act_on_private_layers() -> None:
         np.testing.assert_allclose(run.clients[i].values[:10].numpy(), flat([norm.gamma, norm.beta]), rtol=1e-9, atol=1e-12)
     still = train(model(), fed, fk.algorithm("fedbn", lr=0.1), clip=1e-6, **settings)
     assert (still.clients[0].values[:10] - torch.tensor([1.0] * 5 + [0.0] * 5)).abs().max() < 1e-5
+
+
+# What torch allows and a federation cannot, or can ---------------------------------------------------------------------
+
+
+def test_a_layer_in_evaluation_mode_stays_so() -> None:
+    """As frozen normalisation of a pretrained model; a model that is in it as a whole is trained all the same."""
+    model = nn.Sequential(nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
+    model[1].eval()
+    run = train(model, rounds=2)
+    assert int(run.model[1].num_batches_tracked) == 0
+    assert int(train(model.eval(), rounds=2, cohort=4, local_steps=3).model[1].num_batches_tracked) == 6
+
+
+def test_a_model_that_was_called_before_and_keeps_what_it_computed() -> None:
+    model = Keeps().double()
+    model(torch.ones(2, D).double())
+    assert train(model).params.isfinite().all()
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_sparse_gradients_count_as_others(algorithm: str) -> None:
+    torch.manual_seed(0)
+    words = [(torch.randint(0, 9, (12, 4)), torch.randint(0, CLASSES, (12,))) for _ in range(4)]
+
+    def bag(sparse: bool) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.EmbeddingBag(9, CLASSES, sparse=sparse)
+
+    fed = fk.Federation.from_arrays(words)
+    one, two = (train(bag(sparse), fed, algorithm, weight_decay=0.01) for sparse in (True, False))
+    assert torch.equal(one.params, two.params)
+
+
+def test_an_embedding_that_changes_itself_is_refused() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4, max_norm=1.0), nn.Flatten(), nn.Linear(16, CLASSES))
+    fed = fk.Federation.from_arrays([(torch.randint(0, 9, (12, 4)), torch.randint(0, CLASSES, (12,)))])
+    with pytest.raises(ValueError, match="model: an embedding with max_norm changes its own weights"):
+        train(model, fed, cohort=1)
+
+
+def test_a_loss_without_a_gradient_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="loss: it does not depend on the trained parameters"):
+        train(mlp, loss=lambda output, y: functional.cross_entropy(output.detach(), y))
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"inside torch\.inference_mode"):
+        train(mlp)
+
+
+def test_a_time_limit_needs_worker_processes() -> None:
+    with pytest.raises(ValueError, match=r"timeout = 5\.0 is not allowed with engine = 'vectorized'; it is for 'processes'"):
+        train(mlp, engine="vectorized", timeout=5.0)
+    assert train(mlp, engine="auto", timeout=60.0).engine == "processes"

@@ -73,7 +73,8 @@ class Algorithm(ABC):
         """Does round t begin with an exchange of its own, before the local steps?
 
         Then it defines `survey(down, mem, steps)`, as `client`, and `prepare(s, up, r)`, as `server`; what `prepare` puts
-        into the sent fields reaches the clients with the local steps (see `mime`).
+        into the sent fields reaches the clients with the local steps (see `mime`). A client that fails in the local steps
+        keeps the record that its survey made.
         """
         return False
 

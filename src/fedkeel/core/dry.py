@@ -51,11 +51,54 @@ class DrySteps(Steps):
         return torch.zeros_like(w)
 
 
+def stages(algo: Algorithm) -> list[str]:
+    """The kinds of local work that the method has."""
+    return ["warmup"] * algo.warms_up() + ["survey"] * hasattr(algo, "survey") + ["client"]
+
+
 def dry_run(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> Record:
-    """The upload record of `stage` ("client" or "warmup") for a model with these layers; only its shapes mean anything."""
+    """The upload record of a stage for a model with these layers; only its shapes mean anything."""
+    return _work(algo, stage, layers, dtype)[0]
+
+
+def _work(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """(upload, client record, the client record that it began with)."""
     x = torch.zeros(sum(layers.sizes), dtype=dtype)
     server, mem = algo.init(x)
     roles = algo.draw(np.random.default_rng(0), [0])
     work: Any = getattr(algo, stage)
-    up, _ = work(down_record(algo, server), mem, DrySteps(layers, list(roles), dtype))
-    return up
+    up, new = work(down_record(algo, server), mem, DrySteps(layers, list(roles), dtype))
+    return up, new, mem
+
+
+def check_records(algo: Algorithm) -> None:
+    """Refuses a method whose local work does not return records of the form that it declares."""
+    for stage in stages(algo):
+        try:
+            up, new, mem = _work(algo, stage, Layers([3, 2]), torch.float32)
+        except Exception as error:
+            raise ValueError(
+                f"{algo.name}: {stage} fails in a trial step whose gradient is zero: {type(error).__name__}: {error}"
+            ) from error
+        if not is_record(up):
+            raise ValueError(
+                f"{algo.name}: {stage} returns a {type(up).__name__} as its upload; it must be a NamedTuple of tensors"
+            )
+        if form(new) != form(mem):
+            raise ValueError(f"{algo.name}: {stage} returns a client record of {_told(new)}; init declares {_told(mem)}")
+
+
+def is_record(value: Any) -> bool:
+    return hasattr(value, "_fields") and all(isinstance(z, Tensor) for z in value)
+
+
+def form(record: Any) -> Any:
+    """Names, shapes and dtypes of a record's fields: what a later one must have, too."""
+    if not is_record(record):
+        return None if record is None else type(record).__name__
+    return [[name, list(z.shape), str(z.dtype)] for name, z in zip(record._fields, record, strict=True)]
+
+
+def _told(record: Any) -> str:
+    found = form(record)
+    return ", ".join(f"{name} {shape}" for name, shape, _ in found) if isinstance(found, list) else str(found or "no fields")

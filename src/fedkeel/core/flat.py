@@ -36,6 +36,12 @@ def _members(module: nn.Module, kind: str) -> Iterator[tuple[str, nn.Module, str
                 yield f"{prefix}.{key}".lstrip("."), part, key, z
 
 
+def copy_of(module: nn.Module) -> nn.Module:
+    """A copy of the module; of tensors that it kept from its last forward pass, without their graph."""
+    kept = [z for part in module.modules() for z in vars(part).values() if isinstance(z, Tensor) and not z.is_leaf]
+    return copy.deepcopy(module, {id(z): z.detach().clone() for z in kept})
+
+
 class FlatModel:
     """A module whose parameters are views of whatever flat vector it was last bound to.
 
@@ -89,9 +95,7 @@ class FlatModel:
         return digest.hexdigest() if parts else None
 
     def copy(self) -> nn.Module:
-        """A copy of the module; of tensors that it kept from its last forward pass, without their graph."""
-        kept = [z for part in self.module.modules() for z in vars(part).values() if isinstance(z, Tensor) and not z.is_leaf]
-        return copy.deepcopy(self.module, {id(z): z.detach().clone() for z in kept})
+        return copy_of(self.module)
 
     def views(self, w: Tensor) -> list[Tensor]:
         """The parameter tensors inside w [d]."""

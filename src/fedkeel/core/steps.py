@@ -180,6 +180,8 @@ class OneClient(Steps):
         kept = model.read_buffers() if still and model.has_buffers else None
         with torch.enable_grad():
             loss = self.objective.loss(model.module(x), y)
+        if not loss.requires_grad:
+            raise ValueError("loss: it does not depend on the trained parameters; is it detached somewhere?")
         found = gradients(loss, model.trained)
         if kept is not None:
             model.write_buffers(kept)

@@ -87,7 +87,9 @@ class Memory:
             for z, like in zip(values, self.initial, strict=True):
                 if z is None or z.shape != like.shape or z.dtype != like.dtype:
                     raise Refused("the record has another form")
-            records[number] = type(self.initial)(*(z.to(like.device) for z, like in zip(values, self.initial, strict=True)))
+            # Copies, which lie where torch puts them: products depend on that.
+            copies = (z.to(like.device, copy=True) for z, like in zip(values, self.initial, strict=True))
+            records[number] = type(self.initial)(*copies)
         return records
 
     def _to_file(self) -> None:

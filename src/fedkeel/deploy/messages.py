@@ -49,7 +49,8 @@ def to_tensor(array: Array, like: Tensor, name: str) -> Tensor:
         raise Refused(f"{name} is {array.dtype[:20]} {list(array.shape)[:8]}, not {dtype} {list(like.shape)}")
     if len(array.data) != like.numel() * like.element_size():
         raise Refused(f"{name} has {len(array.data)} bytes, not {like.numel() * like.element_size()}")
-    return torch.frombuffer(bytearray(array.data), dtype=like.dtype).view(like.shape).to(like.device)
+    found = torch.frombuffer(bytearray(array.data), dtype=like.dtype).view(like.shape)
+    return found.to(like.device, copy=True)  # lies where torch puts it: products depend on that
 
 
 def to_arrays(record: Any, without: Sequence[str] = ()) -> ArrayRecord:

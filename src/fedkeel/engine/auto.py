@@ -62,9 +62,8 @@ def _dense(module: nn.Module) -> bool:
 
 def _part(jobs: Jobs, clients: int, steps: int) -> Jobs:
     """The first clients of a round, with at most so many local steps."""
-    drawn = {name: z[:clients] for name, z in jobs.drawn.items()}
-    K = [min(K, steps) for K in jobs.K[:clients]]
-    return dataclasses.replace(jobs, ids=jobs.ids[:clients], K=K, drawn=drawn)
+    part = jobs.only(range(min(clients, len(jobs.ids))))
+    return dataclasses.replace(part, K=[min(K, steps) for K in part.K])
 
 
 def _try_vectorized(work: Work, store: Store, jobs: Jobs) -> float | None:

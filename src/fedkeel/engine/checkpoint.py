@@ -94,5 +94,5 @@ def server_from(tensors: dict[str, Tensor], template: Any, device: torch.device)
         saved = tensors.get(f"server.{name}")
         if saved is None or saved.shape != z.shape or saved.dtype != z.dtype:
             raise ValueError(f"checkpoint: its server record does not fit this run (field {name})")
-        values.append(saved.to(device))
+        values.append(saved.to(device, copy=True))  # where torch puts it: products depend on where the numbers lie
     return type(template)(*values)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -59,12 +60,23 @@ def evaluate(
     model.bind(x)
     if model.has_buffers:
         model.write_buffers(buffers)
-    model.module.eval()
     chunks = zip(inputs.split(at_a_time(inputs)), targets.split(at_a_time(inputs)), strict=True)
     batches = ((model_input(model, a, prepare), model_input(model, b)) for a, b in chunks)
-    mean, accuracy = scores(model.module, loss, batches)
-    model.module.train()
+    with evaluating(model.module):
+        mean, accuracy = scores(model.module, loss, batches)
     return {"test_accuracy": accuracy, "test_loss": mean}
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """In evaluation mode; afterwards every layer is in the mode that it had."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def at_a_time(x: Tensor) -> int:
@@ -96,14 +108,11 @@ def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], ow
     """Does the model take the data, and does it have an output for every label?"""
     labels = data[1]
     x, y = model_input(model, data[0][:2], fed.prepare), labels[:2].to(model.device)
-    model.module.eval()  # one sample may be too few for a normalisation layer that trains
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model.module):  # one sample may be too few for a normalisation layer that trains
             output = model.module(x)
     except Exception as error:
         raise ValueError(f"{where}model: it does not take samples of shape {list(x.shape[1:])}: {error}") from error
-    finally:
-        model.module.train()
     if own_loss:
         return
     if labels.is_floating_point():

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, down_record, floats
+from fedkeel.core.dry import check_records, form
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
@@ -91,7 +92,10 @@ class Trainer:
         self.t = 0
         self.warm = not self.algo.warms_up()
         self.warmup: dict[str, float] = {}  # what the warm-up cost a client; told in the first row
+        check_records(self.algo)
         self.server, initial = self.algo.init(model.vector())
+        if algo.facts.private and initial is not None:
+            raise ValueError(f"{algo.name}: it is private, so its clients keep their layers and no record of their own")
         self.initial = Private(self.buffers) if model.private else initial
         self.directory = None if out is None else RunDirectory(out, resume)
         self.fingerprint = None if out is None else fed.fingerprint()
@@ -140,8 +144,10 @@ class Trainer:
         expected, up, faults = len(ids), 0.0, {}
         if self.algo.surveys(t):
             survey = self._exchange(runner, self._jobs("survey", t, ids), "prepare")
-            ids, up, faults = survey.r.ids.tolist(), survey.up, survey.faults
-        jobs, old = self._jobs("client", t, ids), self.server
+            up, faults = survey.up, survey.faults
+        # Roles are those of the survey, also if somebody was dropped in it.
+        jobs = self._jobs("client", t, ids).only([at for at, client in enumerate(ids) if str(client) not in faults])
+        old = self.server
         answers = self._exchange(runner, jobs, "server")
         row = {
             "round": t,
@@ -176,7 +182,10 @@ class Trainer:
         if uploads.faults:
             up, buffers, losses = type(up)(*(z[kept] for z in up)), buffers[kept], losses[kept]
         try:
-            self.server = getattr(self.algo.at(jobs.t, self.settings.lr_decay), step)(self.server, up, r)
+            new = getattr(self.algo.at(jobs.t, self.settings.lr_decay), step)(self.server, up, r)
+            if form(new) != form(self.server):
+                raise ValueError(f"the server record has another form than before: {form(new)}, not {form(self.server)}")
+            self.server = new
         except Exception as error:
             raise RoundError(self.algo.name, jobs.t, None, step, describe(error)) from error
         if self.model.has_buffers and step == "server":
@@ -196,14 +205,20 @@ class Trainer:
         if len(kept) < least:
             for slot in uploads.slots.values():
                 self.store.discard(slot)
-            self._checkpoint(due=True)
+            if jobs.stage != "client" or not self.algo.surveys(jobs.t):  # or the round's `prepare` would be done twice
+                self._checkpoint(due=True)
             position, why = min(uploads.faults.items())
             told = f"{len(kept)} of {len(jobs.ids)} clients answered, min_clients is {least}; {why}"
-            raise RoundError(self.algo.name, jobs.t, jobs.ids[position], jobs.stage, told)
+            raise RoundError(self.algo.name, jobs.t, jobs.ids[position], jobs.stage, told) from uploads.cause
 
     def _jobs(self, stage: str, t: int, ids: list[int]) -> Jobs:
         drawn = self.algo.draw(seeding.generator(self.settings.seed, seeding.ROLES, t), ids)
+        for name, z in drawn.items():
+            if not isinstance(z, np.ndarray) or z.shape != (len(ids),):
+                raise ValueError(f"{self.algo.name}: draw returns {name} = {z!r}; it must be an array of {len(ids)} numbers")
         K = drawn.pop("K").tolist() if "K" in drawn else self.settings.steps_of(self.fed.sizes[ids]).tolist()
+        if not all(isinstance(k, int) and k >= 1 for k in K):
+            raise ValueError(f"{self.algo.name}: draw returns K = {K}; it must be whole numbers >= 1")
         return Jobs(stage, t, ids, K, drawn, down_record(self.algo, self.server), self.buffers)
 
     def _facts(self, jobs: Jobs, kept: list[int], last: bool) -> Round:
@@ -277,7 +292,8 @@ class Trainer:
         shapes = [[name, list(shape)] for name, shape in zip(self.model.names, self.model.shapes, strict=True)]
         algo = {"name": self.algo.name, **dataclasses.asdict(self.algo)}  # type: ignore[call-overload]
         frozen = {"frozen parameters": self.frozen} if self.frozen else {}
-        return {"settings": settings, "algorithm": algo, "model": shapes, "data": self.fingerprint} | frozen
+        identity = {"settings": settings, "algorithm": algo, "model": shapes, "data": self.fingerprint}
+        return identity | {"client records": form(self.initial)} | frozen
 
     def _checkpoint(self, due: bool) -> None:
         """Writes a checkpoint if it is due, or if the last one is so long ago that another costs little."""

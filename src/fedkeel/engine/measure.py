@@ -6,7 +6,6 @@ They read the same records whatever engine ran the clients.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from fedkeel.core.algorithm import Algorithm, nearest
 from fedkeel.core.qp import TOLERANCE
 from fedkeel.core.round import Round
 from fedkeel.core.steps import OneClient
-from fedkeel.engine.evaluate import at_a_time, scores
+from fedkeel.engine.evaluate import at_a_time, evaluating, scores
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Work
 
@@ -66,19 +65,10 @@ def measure(names: Sequence[str], seen: Seen) -> dict[str, float]:
     if model.has_buffers:
         model.write_buffers(seen.buffers)
     found: dict[str, float] = {}
-    with _evaluating(model.module):
+    with evaluating(model.module):
         for name in names:
             found |= METRICS[name](seen)
     return found
-
-
-@contextlib.contextmanager
-def _evaluating(module: torch.nn.Module) -> Iterator[None]:
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train()
 
 
 # On all training data -------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ class Engine:
         """jobs: the first to be run.  S: the most clients of a round.  rounds: how many are to come."""
         if self.remote is not None:
             return self.remote.begin(work, initial)
+        if self.name == "auto" and self.timeout is not None:
+            self.name, self.why = "processes", "a time limit needs worker processes"
         if self.name == "auto":
             self.name, self.why = auto.choose(work, store, jobs, rounds, self.workers)
         if self.name == "processes":

@@ -27,11 +27,12 @@ class Sequential:
                 result = self.work.one(
                     jobs.stage, jobs.t, client, jobs.K[position], drawn, jobs.down, jobs.buffers, mem, samples
                 )
+                stack = stack or Stack(result.up, S)
+                stack.put(position, result.up)
             except Exception as error:  # whatever a client's code raises is that client's fault
                 uploads.faults[position] = describe(error)
+                uploads.cause = uploads.cause or error
                 continue
-            stack = stack or Stack(result.up, S)
-            stack.put(position, result.up)
             uploads.buffers[position] = result.buffers
             uploads.losses[position] = result.loss
             if result.mem is not None:
@@ -52,7 +53,9 @@ class Stack:
 
     def put(self, position: int | list[int], record: Any) -> None:
         """A client's record at its position, or a record of [n, ...] at so many positions."""
-        for target, z in zip(self.record, record, strict=True):
+        for name, target, z in zip(self.record._fields, self.record, record, strict=True):
+            if z.shape[-target.dim() + 1 :] != target.shape[1:] or z.dim() + isinstance(position, int) != target.dim():
+                raise ValueError(f"{name} has shape {list(z.shape)}, others {list(target.shape[1:])}")
             target[position] = z
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.core.features import check_inside
-from fedkeel.core.flat import FlatModel
+from fedkeel.core.flat import FlatModel, copy_of
 from fedkeel.data.federation import Federation
 from fedkeel.engine.evaluate import check_fit, objective
 from fedkeel.engine.loop import Trainer
@@ -24,17 +23,20 @@ from fedkeel.engine.runners import Engine, Remote
 from fedkeel.engine.sequential import describe
 from fedkeel.engine.settings import Settings, check_engine, check_store, check_workers, refuse
 
+IN_PROCESS = ("sequential", "vectorized", "compiled")  # engines that nobody could stop
+
 
 def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None, private: bool = False) -> FlatModel:
     """The user's module (never changed: a copy is trained) or what their function makes, seeded, on device and dtype."""
     if isinstance(model, nn.Module):
-        module = copy.deepcopy(model)
+        module = copy_of(model)
     elif callable(model):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = copy.deepcopy(model())  # it may hand out a module that it keeps
-        if not isinstance(module, nn.Module):
-            raise ValueError(f"model: the function returned a {type(module).__name__}, not a torch.nn.Module")
+            made = model()
+        if not isinstance(made, nn.Module):
+            raise ValueError(f"model: the function returned a {type(made).__name__}, not a torch.nn.Module")
+        module = copy_of(made)  # the function may keep it
     else:
         raise ValueError(f"model: expected a torch.nn.Module or a function that makes one, not {type(model).__name__}")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -45,7 +47,13 @@ def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None, pri
         module = module.to(device=device, dtype=dtype)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device = {device!r} cannot be used here: {describe(error)}") from error
-    return FlatModel(module.train(), private)
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            if part.max_norm is not None:
+                raise ValueError("model: an embedding with max_norm changes its own weights; clip them in forward instead")
+            part.sparse = False  # the same gradient as a tensor that can be added to others
+    # A model that comes in evaluation mode is trained; single layers that were put into it stay so.
+    return FlatModel(module if module.training else module.train(), private)
 
 
 def train(
@@ -101,6 +109,8 @@ def train(
     >>> fed = load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
     >>> run = train(lambda: mlp(64, 10), fed, "fedlada", rounds=100, cohort=10)
     """
+    if torch.is_inference_mode_enabled():
+        raise ValueError("train: inside torch.inference_mode() nothing can be trained; call it outside")
     keep_freed_memory()
     if not isinstance(fed, Federation):
         raise ValueError(f"fed: expected a Federation (see Federation.from_arrays), not {type(fed).__name__}")
@@ -121,6 +131,8 @@ def train(
     settings.check_clients(len(fed))
     check_engine(engine)
     check_workers(workers, timeout)
+    if timeout is not None and engine in IN_PROCESS and remote is None:
+        raise ValueError(f"timeout = {timeout} is not allowed with engine = {engine!r}; it is for 'processes' and 'ray'")
     check_store(store)
     if ray_address != "local" and engine != "ray":
         raise ValueError(f"ray_address = {ray_address!r} is not allowed with engine = {engine!r}; it is for 'ray'")

@@ -44,6 +44,7 @@ class Vectorized:
                     groups += [[position] for position in positions]
                 else:
                     uploads.faults[positions[0]] = describe(error)
+                    uploads.cause = uploads.cause or error
                 continue
             bad = not_finite(up, new)
             uploads.faults |= {positions[row]: why for row, why in bad.items()}

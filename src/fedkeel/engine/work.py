@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.dry import dry_run
+from fedkeel.core.dry import dry_run, stages
 from fedkeel.core.many import ManyClients, ManyOracle
 from fedkeel.core.steps import Objective, OneClient, Workspace, at_once
 from fedkeel.data.federation import Federation
@@ -43,6 +43,11 @@ class Jobs:
         """What was drawn for one client."""
         return {name: float(z[position]) for name, z in self.drawn.items()}
 
+    def only(self, positions: Sequence[int]) -> Jobs:
+        """The same for some of the clients."""
+        ids, K = ([z[position] for position in positions] for z in (self.ids, self.K))
+        return replace(self, ids=ids, K=K, drawn={name: z[list(positions)] for name, z in self.drawn.items()})
+
 
 @dataclass
 class Uploads:
@@ -54,6 +59,7 @@ class Uploads:
     faults: dict[int, str]  # position -> why
     slots: dict[int, int]  # position -> where its new record was staged
     told: dict[str, Any] = field(default_factory=dict)  # what else the row of the round shall say
+    cause: Exception | None = None  # the first fault, where it happened in this process
 
 
 class Private(NamedTuple):
@@ -96,8 +102,7 @@ class Work:
     def uploads(self) -> dict[str, Any]:
         """What a client sends in each stage that the method has; only shapes and dtypes mean anything."""
         algo, model = self.algo, self.objective.model
-        stages = ["client"] + ["warmup"] * algo.warms_up() + ["survey"] * algo.surveys()
-        return {stage: dry_run(algo, stage, model.layers, model.dtype) for stage in stages}
+        return {stage: dry_run(algo, stage, model.layers, model.dtype) for stage in stages(algo)}
 
     def batch_numbers(self, t: int, client: int, K: int) -> tuple[np.ndarray, list[int]]:
         n = self.fed.size(client)
@@ -160,7 +165,11 @@ class Work:
         steps = OneClient(self.objective, t, batches, lambda: self.all_of(client), self.workspace, roles)
         if model.has_buffers:
             model.write_buffers(mem.values if model.private else buffers)
+        given = [(name, z, z._version) for record in (down, mem) if record is not None for name, z in named(record)]
         up, new = getattr(self.algo.at(t, self.lr_decay), stage)(down, None if model.private else mem, steps)
+        for name, z, version in given:
+            if z._version != version:  # the next client would find it changed
+                raise ValueError(f"{name} was changed in place, which is not this client's own; steps.copy makes a copy")
         if model.private:
             new = Private(model.read_buffers())
         check_finite(up, new)
@@ -274,6 +283,11 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def named(record: Any) -> Iterable[tuple[str, Tensor]]:
+    """The fields of a record."""
+    return zip(record._fields, record, strict=True)
+
+
 class NotFinite(ValueError):
     """A client's result contains NaN or infinity."""
 
@@ -282,7 +296,7 @@ def check_finite(*records: Any) -> None:
     for record in records:
         if record is None:
             continue
-        for name, z in zip(record._fields, record, strict=True):
+        for name, z in named(record):
             # The sum is finite only if all numbers are, and cheaper than looking at each; it may overflow though.
             if not math.isfinite(z.sum()) and not bool(torch.isfinite(z).all()):
                 raise NotFinite(f"{name} is not finite")
