@@ -323,6 +323,48 @@ def test_bad_hyperparameters_are_refused(name: str) -> None:
                     fk.algorithm(name, **{field.name: bad})
 
 
+@pytest.mark.parametrize(
+    ("name", "hp"),
+    [("fedavg", {"lr": np.float32(0.5)}), ("fedavg", {"lr": np.int64(2)}), ("gradma", {"memory": np.int64(3)}),
+     ("fadamet", {"persist_vhat": np.True_}), ("fadamet", {"tracking": np.uint8(1)})],
+)  # fmt: skip
+def test_hyperparameters_of_numpy_become_pythons_own(name: str, hp: dict[str, Any]) -> None:
+    ((key, value),) = hp.items()
+    kept = getattr(fk.algorithm(name, **hp), key)
+    assert (kept, type(kept)) == (value.item(), type(value.item()))
+
+
+@pytest.mark.parametrize(
+    ("name", "hp", "words"),
+    [
+        ("fedavg", {"lr": np.float32(-1)}, r"lr = -1.0 is not allowed; it must be > 0"),
+        ("fedavg", {"lr": True}, r"lr = True is not allowed; it must be > 0"),
+        ("gradma", {"memory": 3.5}, r"memory = 3.5 is not allowed; it must be a whole number >= 0"),
+    ],
+)
+def test_hyperparameters_are_refused_for_a_true_reason(name: str, hp: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: {words}"):
+        fk.algorithm(name, **hp)
+
+
+def test_texts_without_choices() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Spoken(lookup("fedavg")):  # type: ignore[misc]
+        mode: str = "fast"
+        other: str | None = None
+
+    assert Spoken(mode="slow", other="word").mode == "slow"
+    for bad in ({"mode": 3}, {"other": 3}, {"mode": None}):
+        with pytest.raises(ValueError, match="is not allowed; it must be a text"):
+            Spoken(**bad)
+
+
+@pytest.mark.parametrize("name", [None, 3])
+def test_an_algorithm_has_a_name(name: Any) -> None:
+    with pytest.raises(ValueError, match=f"algorithm: expected a name, not {type(name).__name__}"):
+        fk.algorithm(name)
+
+
 def test_unknown_algorithm_names_its_neighbours() -> None:
     with pytest.raises(ValueError, match="did you mean fedlada"):
         fk.algorithm("fedlda")

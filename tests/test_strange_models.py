@@ -278,8 +278,22 @@ def test_cohorts_of_numpy(cohort: Any, tmp_path: Path) -> None:
     [
         ("workers", -3),
         ("workers", 0),
+        ("workers", 2.0),
         ("timeout", -1.0),
+        ("timeout", "5"),
+        ("timeout", float("inf")),
         ("store", "nonsense"),
+        ("loss", "mse"),
+        ("metrics", None),
+        ("metrics", "train"),
+        ("metrics", [3]),
+        ("device", 1.5),
+        ("device", True),
+        ("out", 3),
+        ("batch_size", 2**70),
+        ("local_steps", 2**70),
+        ("local_epochs", 2**70),
+        ("seed", 2**64),
         ("cohort", [[0.2, 0.7]] * 3),
         ("cohort", "all"),
         ("cohort", True),
@@ -289,6 +303,30 @@ def test_cohorts_of_numpy(cohort: Any, tmp_path: Path) -> None:
 def test_wrong_settings(name: str, value: Any, engine: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name} = .* is not allowed; it must be"):
         train(mlp, engine=engine, **{name: value})
+
+
+@pytest.mark.parametrize("engine", [None, 3, ["sequential"]])
+def test_an_engine_has_a_name(engine: Any) -> None:
+    with pytest.raises(ValueError, match=r"^engine = .* is not allowed; it must be one of auto, sequential"):
+        train(mlp, engine=engine)
+
+
+def test_going_on_needs_a_directory() -> None:
+    with pytest.raises(ValueError, match=r"^resume = True is not allowed without out"):
+        train(mlp, resume=True)
+
+
+def test_settings_of_numpy(tmp_path: Path) -> None:
+    """They are kept as Python's own numbers, so that a run goes on with either."""
+    half, two = np.float32(0.5), np.int64(2)
+    ours = {"weight_decay": half, "lr_decay": half, "clip": two, "local_epochs": two, "seed": np.uint64(2)}
+    ours |= {"batch_size": np.int16(8), "rounds": np.int32(2), "min_clients": np.int8(1)}
+    plain: dict[str, Any] = {name: value.item() for name, value in ours.items()}
+    theirs, mine = fk.algorithm("fedavg", lr=half), fk.algorithm("fedavg", lr=0.5)
+    run = train(mlp, None, theirs, out=tmp_path, engine="processes", workers=two, timeout=np.float32(60), **ours)
+    close(run, train(mlp, None, mine, **plain))
+    plain["rounds"] = 3
+    close(train(mlp, None, mine, out=tmp_path, resume=True, **plain), train(mlp, None, mine, **plain))
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -168,9 +168,6 @@ def resolve(config: RunConfig) -> RunConfig:
 
     algo = make(config.algorithm, **config.hyperparameters)
     check_metrics(config.metrics, algo)
-    for name, kind in get_type_hints(type(algo)).items():
-        if kind is int and isinstance(value := getattr(algo, name, None), float):
-            raise ValueError(f"{algo.name}: {name} = {value!r} is not allowed; it must be a whole number")
     names = [field.name for field in dataclasses.fields(Settings)]
     settings = Settings(**{key: value for key, value in _settings(config).items() if key in names})
     settings.check_clients(config.clients)

@@ -12,10 +12,12 @@ import difflib
 import functools
 import importlib
 import pkgutil
+import sys
 from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -93,7 +95,9 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            _check(self.name, field, getattr(self, field.name))
+            value = plain(getattr(self, field.name))
+            _check(self.name, field, value)
+            object.__setattr__(self, field.name, value)
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,8 @@ def algorithms() -> list[str]:
 
 def lookup(name: str) -> type[Algorithm]:
     """The class registered under `name`."""
+    if not isinstance(name, str):
+        raise ValueError(f"algorithm: expected a name, not {type(name).__name__}")
     own = name.replace("-", "_")  # importing the file of one method is faster than importing all
     if name not in _registry and own in _files():
         importlib.import_module(f"fedkeel.algorithms.{own}")
@@ -248,8 +254,34 @@ def allowed(field: dataclasses.Field[Any]) -> str:
     if m.get("choices"):
         return " or ".join(map(repr, m["choices"]))
     signs = {"above": ">", "least": ">=", "below": "<", "most": "<="}
-    parts = [f"{sign} {m[key]:g}" for key, sign in signs.items() if m.get(key) is not None]
-    return " and ".join(parts) or ("true or false" if isinstance(field.default, bool) else "any number")
+    limits = " and ".join(f"{sign} {m[key]:g}" for key, sign in signs.items() if m.get(key) is not None)
+    if isinstance(field.default, bool):
+        return "true or false"
+    if _is_text(field):
+        return "a text"
+    return f"a whole number {limits}".strip() if _is_whole(field) else limits or "any number"
+
+
+def _is_whole(field: dataclasses.Field[Any]) -> bool:
+    return field.type in (int, "int")
+
+
+def _is_text(field: dataclasses.Field[Any]) -> bool:
+    return isinstance(field.default, str) or field.type in (str, "str", str | None, "str | None")
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy, or of another kind, as Python's own, which files can hold and torch takes; others as they are."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def is_number(value: Any) -> bool:
+    """Is a plain value a finite number that a float can hold?"""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:
@@ -260,7 +292,9 @@ def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:
         good = value in m["choices"]
     elif isinstance(field.default, bool):
         good = isinstance(value, bool)
-    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
+    elif _is_text(field):
+        good = isinstance(value, str)
+    elif not is_number(value) or (_is_whole(field) and not isinstance(value, int)):
         good = False
     else:
         good = (

@@ -128,7 +128,7 @@ def serve(
         _federation(roster, test),
         algorithm,
         out=out,
-        resume=True,
+        resume=bool(out),
         progress=lambda row: say(line(row, rounds)),
         remote=remote,
         **settings,

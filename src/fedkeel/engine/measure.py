@@ -6,7 +6,7 @@ They read the same records whatever engine ran the clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from fedkeel.core.qp import TOLERANCE
 from fedkeel.core.round import Round
 from fedkeel.core.steps import OneClient
 from fedkeel.engine.evaluate import at_a_time, evaluating, scores
+from fedkeel.engine.settings import refuse
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Work
 
@@ -43,6 +44,9 @@ class Seen:
 
 def check(names: Sequence[str], algo: Algorithm) -> None:
     """Raises if there is no such measurement, or if this method does not have what it looks at."""
+    # A text is a sequence, too: of letters.
+    if isinstance(names, str) or not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise refuse("metrics", names, f"a list of names: {', '.join(METRICS)}")
     for name in names:
         if name not in METRICS:
             raise ValueError(f"metrics: unknown name {name!r}{nearest(name, METRICS)}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import operator
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
+import torch
 
-from fedkeel.core.algorithm import nearest
+from fedkeel.core.algorithm import is_number, nearest, plain
 from fedkeel.engine import seeding
 
 STORES = ("auto", "disk")
@@ -36,9 +37,11 @@ class Settings:
     min_clients: int = 1
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
         object.__setattr__(self, "cohort", _plain_cohort(self.cohort))
         _whole("rounds", self.rounds, 1)
-        _whole("seed", self.seed, 0)
+        _whole("seed", self.seed, 0, bits=64)
         _whole("evaluate_every", self.evaluate_every, 0)
         _whole("min_clients", self.min_clients, 1)
         _whole("local_epochs", self.local_epochs, 1)
@@ -46,11 +49,11 @@ class Settings:
             _whole("local_steps", self.local_steps, 1)
         if self.batch_size is not None:
             _whole("batch_size", self.batch_size, 1)
-        if not _number(self.weight_decay) or self.weight_decay < 0:
+        if not is_number(self.weight_decay) or self.weight_decay < 0:
             raise refuse("weight_decay", self.weight_decay, ">= 0")
-        if not _number(self.lr_decay) or not 0 < self.lr_decay <= 1:
+        if not is_number(self.lr_decay) or not 0 < self.lr_decay <= 1:
             raise refuse("lr_decay", self.lr_decay, "> 0 and <= 1")
-        if self.clip is not None and (not _number(self.clip) or self.clip <= 0):
+        if self.clip is not None and (not is_number(self.clip) or self.clip <= 0):
             raise refuse("clip", self.clip, "> 0, or None")
         if self.weights not in ("uniform", "samples"):
             raise refuse("weights", self.weights, "'uniform' or 'samples'")
@@ -91,7 +94,7 @@ class Settings:
 
 def _plain_cohort(cohort: object) -> int | float | list[list[int]]:
     """A cohort of whatever numbers and sequences as Python's own."""
-    value = cohort.tolist() if isinstance(cohort, np.generic | np.ndarray) else cohort
+    value = cohort.tolist() if isinstance(cohort, np.ndarray) else cohort
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     try:
@@ -103,6 +106,8 @@ def _plain_cohort(cohort: object) -> int | float | list[list[int]]:
 def check_engine(engine: str) -> None:
     if engine == "flower":
         raise ValueError("engine: 'flower': this run was deployed; go on with it by `flwr run` (docs/deploy.md)")
+    if not isinstance(engine, str):
+        raise refuse("engine", engine, "one of " + ", ".join(ENGINES))
     if engine not in ENGINES:
         raise ValueError(f"engine: unknown name {engine!r}{nearest(engine, ENGINES)}")
 
@@ -112,17 +117,36 @@ def check_store(store: str) -> None:
         raise refuse("store", store, " or ".join(map(repr, STORES)))
 
 
-def check_workers(workers: int | None, timeout: float | None) -> None:
+def check_workers(workers: int | None, timeout: float | None) -> tuple[int | None, float | None]:
+    """Both as Python's own numbers."""
+    workers, timeout = plain(workers), plain(timeout)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise refuse("workers", workers, "a whole number >= 1, or None for one per core")
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and (not is_number(timeout) or timeout <= 0):
         raise refuse("timeout", timeout, "> 0 seconds, or None")
+    return workers, timeout
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def check_loss(loss: object) -> None:
+    if loss is not None and not callable(loss):
+        raise refuse("loss", loss, "a function loss(output, target), or None for cross-entropy")
 
 
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+def check_device(device: object) -> None:
+    """Is it something that could name a device? Whether it is there, torch says."""
+    if isinstance(device, bool) or not isinstance(device, str | int | torch.device | None):
+        raise refuse("device", device, "'auto', 'cpu', 'cuda' or another device of torch")
+
+
+def check_out(out: object, resume: bool) -> None:
+    if not isinstance(out, str | os.PathLike | None):
+        raise refuse("out", out, "a directory, or None")
+    if resume and not out:
+        raise ValueError("resume = True is not allowed without out; it must be the directory of the run to go on with")
+
+
+def _whole(name: str, value: object, least: int, bits: int = 63) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise refuse(name, value, f"a whole number >= {least}")
+    if value >= 2**bits:  # more than numpy can count, and torch can take for a seed
+        raise refuse(name, value, f"a whole number < 2**{bits}")

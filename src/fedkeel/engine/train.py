@@ -21,7 +21,16 @@ from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.run import Run
 from fedkeel.engine.runners import Engine, Remote
 from fedkeel.engine.sequential import describe
-from fedkeel.engine.settings import Settings, check_engine, check_store, check_workers, refuse
+from fedkeel.engine.settings import (
+    Settings,
+    check_device,
+    check_engine,
+    check_loss,
+    check_out,
+    check_store,
+    check_workers,
+    refuse,
+)
 
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # engines that nobody could stop
 
@@ -129,8 +138,11 @@ def train(
         min_clients=min_clients,
     )
     settings.check_clients(len(fed))
+    check_loss(loss)
     check_engine(engine)
-    check_workers(workers, timeout)
+    check_device(device)
+    check_out(out, resume)
+    workers, timeout = check_workers(workers, timeout)
     if timeout is not None and engine in IN_PROCESS and remote is None:
         raise ValueError(f"timeout = {timeout} is not allowed with engine = {engine!r}; it is for 'processes' and 'ray'")
     check_store(store)
@@ -141,7 +153,7 @@ def train(
         raise ValueError(f"algorithm: expected a name or fedkeel.algorithm(...), not {type(algo).__name__}")
     if algo.facts.uniform and weights != "uniform":
         raise ValueError(f"weights = {weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
-    flat = make_flat(model, seed, device, dtype, private=algo.facts.private)
+    flat = make_flat(model, settings.seed, device, dtype, private=algo.facts.private)
     check_inside(flat.module, algo.facts.needs, algo.name)
     if remote is None:
         check_fit(flat, fed, (fed.x, fed.y), own_loss=loss is not None)
@@ -153,7 +165,7 @@ def train(
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
     runner = Engine(engine, workers, timeout, {"address": ray_address, "device": device}, remote)
     out = Path(out) if out else None
-    goal = objective(flat, loss, weight_decay, clip)
+    goal = objective(flat, loss, settings.weight_decay, settings.clip)
     trainer = Trainer(flat, fed, algo, settings, goal, runner, out, resume, store, config, metrics)
     if callable(progress):
         return trainer.fit(progress)
