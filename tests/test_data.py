@@ -274,6 +274,20 @@ def test_clients_have_their_own_samples() -> None:
         fed[3]
 
 
+def test_clients_of_pandas() -> None:
+    """Their index, which may begin anywhere, plays no part; columns of texts are no numbers."""
+    pandas = pytest.importorskip("pandas")
+    x, y = np.arange(12.0).reshape(4, 3), np.array([0, 1, 1, 2])
+    rows = [10, 30, 20, 40]
+    frame, labels = pandas.DataFrame(x, index=rows), pandas.Series(y, index=rows)
+    fed = fk.Federation.from_arrays([(frame, labels)], test=(frame, labels))
+    for pair in ((fed.x, fed.y), fed.test):
+        assert torch.equal(pair[0], torch.tensor(x))
+        assert torch.equal(pair[1], torch.tensor(y))
+    with pytest.raises(ValueError, match=r"clients\[0\]: expected a pair"):
+        fk.Federation.from_arrays([(frame.assign(name="a"), labels)])
+
+
 def test_a_split_is_a_view_of_the_partition() -> None:
     data = fk.load("digits")
     fed = data.split("dirichlet_per_class", clients=30, concentration=0.2, seed=5)
@@ -291,6 +305,8 @@ REFUSED = [
     (None, "clients: expected a list"),
     ([(x4, y4[:3])], "clients[0]: 4 inputs but 3 targets"),
     ([(x4, y4), (x4[:0], y4[:0])], "client 1 has no samples"),
+    ([(x4, y4), (np.array([]), np.array([]))], "client 1 has no samples"),
+    ([([], []), (x4, y4)], "client 0 has no samples"),
     ([(x4, y4), (x4[:, :2], y4)], "clients[1]: samples have shape [2], those of client 0 [3]"),
     ([(x4, y4), (x4, np.stack([y4, y4], 1))], "clients[1]: targets have shape [2], those of client 0 []"),
     ([(x4, y4, y4)], "clients[0]: expected a pair"),

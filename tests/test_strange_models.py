@@ -259,7 +259,9 @@ def test_models_that_are_refused(model: Any, message: str) -> None:
 # Labels and settings --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.int16, torch.uint8, torch.bool, torch.uint16, torch.uint32, torch.uint64]
+)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("model", [mlp, lambda: nn.Sequential(nn.Linear(D, 4), nn.ReLU(), nn.Linear(4, 3))])
 def test_labels_of_any_whole_numbers(dtype: torch.dtype, engine: str, model: Any) -> None:

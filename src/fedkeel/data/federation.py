@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedkeel.data.partition import partition
 
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch can do next to nothing with them
 Prepare = Callable[[Tensor], Tensor]  # samples [B, ...] as they are stored -> as the model takes them
 Augment = Callable[[Tensor, np.random.Generator], Tensor]  # stored samples [B, ...] -> the same, changed at random
 
@@ -57,17 +58,16 @@ class Federation:
 
     @classmethod
     def from_arrays(cls, clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None = None) -> Federation:
-        """A federation from one (x, y) pair of numpy arrays or tensors per client, and an optional test pair."""
+        """A federation from one (x, y) pair of arrays, tensors or pandas objects per client, and an optional test pair."""
         if not isinstance(clients, Iterable):
             raise ValueError(f"clients: expected a list of (x, y) pairs, not {type(clients).__name__}")
-        pairs = []
-        for i, pair in enumerate(clients):
-            pairs.append(_pair(pair, f"clients[{i}]"))
-            _same_shapes(pairs[-1], pairs[0], f"clients[{i}]")
+        pairs = [_pair(pair, f"clients[{i}]") for i, pair in enumerate(clients)]
         sizes = [len(y) for _, y in pairs]
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         if not pairs or 0 in sizes:
             return cls(torch.zeros(0), torch.zeros(0), offsets)  # whose checks name the empty client
+        for i, pair in enumerate(pairs):
+            _same_shapes(pair, pairs[0], f"clients[{i}]")
         if test is not None:
             test = _pair(test, "test")
             if len(test[1]) == 0:
@@ -182,9 +182,12 @@ def _pair(pair: Any, where: str) -> tuple[Tensor, Tensor]:
 
 def _tensor(z: Any) -> Tensor:
     """z as a tensor, without copying where torch can share the memory (not of read-only or reversed arrays)."""
+    if hasattr(z, "to_numpy"):  # of pandas: as a sequence it would be looked up by its index
+        z = z.to_numpy()
     if isinstance(z, np.ndarray) and (not z.flags.writeable or min(z.strides, default=0) < 0):
         z = z.copy()
-    return torch.as_tensor(z).detach()
+    z = torch.as_tensor(z).detach()
+    return z.long() if z.dtype in UNSIGNED else z
 
 
 def _same_shapes(pair: tuple[Tensor, Tensor], first: tuple[Tensor, Tensor], where: str) -> None:
