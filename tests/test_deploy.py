@@ -394,6 +394,7 @@ def test_modifiers_are_refused_with_a_reason(fed, tmp_path):
         ("scaffold", "dx and dc"),
         ("feddyn", "records"),
         ("mime", "gradients"),
+        ("domo", "dz"),
     ]:
         with pytest.raises(ValueError, match=f"LocalDpMod is not valid for {name}: .*{why}"):
             make_grid(fed, name, tmp_path, mods=[noise])

@@ -7,6 +7,7 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.engine import seeding
+from fedkeel.engine.measure import check
 from fedkeel.engine.train import make_flat
 
 N, D, CLASSES = 5, 4, 3
@@ -131,9 +132,20 @@ def test_measured_when_evaluated_and_training_is_not_disturbed(task):
         ("fedavg", "drfit", "metrics: unknown name 'drfit'; did you mean drift"),
         ("fedavg", "tracking", "'tracking' is not defined for fedavg"),
         ("scaffold", "qp", "'qp' is not defined for scaffold"),
+        ("mifa", "qp", "'qp' is not defined for mifa"),
+        ("mifam", "qp", "'qp' is not defined for mifam"),
         ("mifa", "drift", "'drift' is not defined for mifa"),
+        ("fedsgd", "consistency", "it does not upload dx"),
+        ("domo", "drift", "it does not upload dx"),  # but the way from where it began, which is not the global model
+        ("fedpd", "drift", "it does not upload dx"),  # but another point than its local model
     ],
 )
 def test_what_a_method_does_not_have(task, algorithm, metric, words):
     with pytest.raises(ValueError, match=words):
         train(task, algorithm, [metric])
+
+
+@pytest.mark.parametrize("algorithm", ["padamfed", "gradma", "vrl-sgd"])
+def test_a_method_is_asked_before_it_knows_the_run(algorithm):
+    """Its fields that depend on the run are still empty, as where a study is checked."""
+    check(["drift"], fk.algorithm(algorithm))

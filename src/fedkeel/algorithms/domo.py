@@ -18,7 +18,7 @@ class Server(NamedTuple):
 
 
 class Up(NamedTuple):
-    dx: Tensor  # [d] local model minus z
+    dz: Tensor  # [d] local model minus z
 
 
 @algorithm(
@@ -59,10 +59,10 @@ class DOMO(Algorithm):
         for grad in steps:
             u.mul_(self.mu_l).add_(steps.clip(grad(w)))
             w.sub_(u, alpha=self.lr)
-        return Up(dx=w - down.z), None
+        return Up(dz=w - down.z), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
         span = self.lr * r.K_mean
-        m = self.mu_s * s.m - r.avg(up.dx) / span
+        m = self.mu_s * s.m - r.avg(up.dz) / span
         x = s.x - self.server_lr * span * m  # from x, not from z
         return Server(x=x, z=x - self.beta_f * span * m, m=m)

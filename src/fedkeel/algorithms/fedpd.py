@@ -26,7 +26,7 @@ class Client(NamedTuple):
 
 
 class Up(NamedTuple):
-    dx: Tensor  # [d] own estimate minus global model; not sent in rounds that skip it
+    dx0: Tensor  # [d] own estimate minus global model; not sent in rounds that skip it
 
 
 @algorithm(
@@ -37,7 +37,7 @@ class Up(NamedTuple):
     family="tracking",
     correction="+ lam_i + (w - x) / eta",
     step="average of w + eta lam",
-    tracked="dx",
+    tracked="dx0",
 )
 @dataclass(frozen=True, kw_only=True)
 class FedPD(Algorithm):
@@ -75,7 +75,7 @@ class FedPD(Algorithm):
         lam = mem.lam + (w - x0) / self.eta
         x0_new = w + self.eta * lam
         talks = steps.drawn.tracks
-        return Up(dx=talks * (x0_new - down.x)), Client(lam=lam, w=w, x0=x0_new, talked=talks)
+        return Up(dx0=talks * (x0_new - down.x)), Client(lam=lam, w=w, x0=x0_new, talked=talks)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
-        return Server(x=s.x + r.avg(up.dx))  # dx is 0 in rounds that skip communication
+        return Server(x=s.x + r.avg(up.dx0))  # dx0 is 0 in rounds that skip communication

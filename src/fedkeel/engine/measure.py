@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import Algorithm, nearest
+from fedkeel.core.algorithm import Algorithm, Plan, nearest
+from fedkeel.core.dry import dry_run
+from fedkeel.core.flat import Layers
 from fedkeel.core.qp import TOLERANCE
 from fedkeel.core.round import Round
 from fedkeel.core.steps import OneClient
@@ -54,13 +56,25 @@ def check(names: Sequence[str], algo: Algorithm) -> None:
         raise ValueError(f"metrics: {algo.name} has no one global model, so nothing but its accuracy is measured")
     if "tracking" in names and _tracked(algo.init(torch.zeros(2))[1]) is None:
         raise ValueError(f"metrics: 'tracking' is not defined for {algo.name}: its clients keep no {', '.join(TRACKED)}")
-    if "qp" in names and not hasattr(algo.init(torch.zeros(2))[0], "D"):
-        raise ValueError(f"metrics: 'qp' is not defined for {algo.name}; only for gradma and gradma-s")
+    if "qp" in names and not _has_memory(algo):
+        raise ValueError(f"metrics: 'qp' is not defined for {algo.name}; only for gradma, gradma-s and servers like theirs")
     displaced = {"consistency", "drift"} & set(names)
-    if displaced and algo.name in ("fedsgd", "mifa", "mifam", "domo", "fedpd"):
+    if displaced and not _uploads_dx(algo):
         raise ValueError(
-            f"metrics: {min(displaced)!r} is not defined for {algo.name}: it does not upload local minus global model"
+            f"metrics: {min(displaced)!r} is not defined for {algo.name}: it does not upload dx, local minus global model"
         )
+
+
+def _has_memory(algo: Algorithm) -> bool:
+    """Has it all that `qp` looks at: a server momentum with decays, a memory of displacements, and new ones?"""
+    server = algo.init(torch.zeros(2))[0]
+    kept = all(hasattr(server, name) for name in ("m", "D", "ids"))
+    return kept and hasattr(algo, "beta1") and hasattr(algo, "beta2") and _uploads_dx(algo)
+
+
+def _uploads_dx(algo: Algorithm) -> bool:
+    planned = algo.plan(Plan(N=1, S=1, K=1.0, T=1))
+    return hasattr(dry_run(planned, "client", Layers([2, 1]), torch.float32), "dx")
 
 
 def measure(names: Sequence[str], seen: Seen) -> dict[str, float]:
