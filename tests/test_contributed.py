@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,3 +275,34 @@ def test_bits_after_a_resume_do_not_depend_on_where_a_file_had_its_numbers(name:
     whole = train(name, rounds=4, **settings)
     train(name, rounds=stop, out=tmp_path / "run", **settings)
     assert torch.equal(whole.params, train(name, rounds=4, out=tmp_path / "run", resume=True, **settings).params)
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fed-lamb", "contributed"])
+@pytest.mark.parametrize("used", [True, False])
+def test_a_name_is_given_once(name: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the name of a method of ours whose file was not imported yet."""
+    method()
+    first = registry.lookup(name)
+    if not used and name != "contributed":
+        monkeypatch.delitem(registry._registry, name)
+        monkeypatch.delitem(sys.modules, first.__module__)
+    other = type("Other", (Plain,), {})
+    with pytest.raises(ValueError, match=f"algorithm: the name '{name}' is taken by .*{first.__qualname__}; choose another"):
+        algorithm(name, paper="", sends="x", exact=False, family="SGD")(other)
+    assert registry.lookup(name).__qualname__ == first.__qualname__
+
+
+def test_the_same_method_may_come_again() -> None:
+    """A module that is reloaded, a cell of a notebook that is run again: the new one counts."""
+    first, again = type(method()), type(method())
+    assert first is not again
+    assert registry.lookup("contributed") is again
+    old = registry.lookup("fedavg")
+    try:
+        assert importlib.reload(sys.modules[old.__module__]).FedAvg is registry.lookup("fedavg")
+        assert registry.lookup("fedavg") is not old
+    finally:
+        sys.modules[old.__module__].FedAvg = registry._registry["fedavg"] = old  # type: ignore[attr-defined]

@@ -147,6 +147,7 @@ def algorithm(
 
     def register(cls: A) -> A:
         _check_hooks(name, cls)
+        _check_free(name, cls)
         cls.name = name
         cls.facts = Facts(
             paper=paper,
@@ -179,6 +180,14 @@ def _check_hooks(name: str, cls: type[Algorithm]) -> None:
                 raise TypeError(f"{name}: it defines {says}, so it must define {' and '.join(missing)}, too")
 
 
+def _check_free(name: str, cls: type[Algorithm]) -> None:
+    """A name is given once; the same class may come again, from a module that is reloaded or a cell that is run again."""
+    _import_file(name)  # or a method of ours that nobody has used yet would be replaced
+    taken = _registry.get(name, cls)
+    if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"algorithm: the name {name!r} is taken by {taken.__module__}.{taken.__qualname__}; choose another")
+
+
 def algorithms() -> list[str]:
     """The names of all registered methods, in alphabetical order."""
     _import_all()
@@ -189,9 +198,7 @@ def lookup(name: str) -> type[Algorithm]:
     """The class registered under `name`."""
     if not isinstance(name, str):
         raise ValueError(f"algorithm: expected a name, not {type(name).__name__}")
-    own = name.replace("-", "_")  # importing the file of one method is faster than importing all
-    if name not in _registry and own in _files():
-        importlib.import_module(f"fedkeel.algorithms.{own}")
+    _import_file(name)
     if name not in _registry:
         _import_all()
     if name not in _registry:
@@ -221,6 +228,13 @@ def nearest(word: str, known: Any) -> str:
 def _files() -> list[str]:
     package = importlib.import_module("fedkeel.algorithms")
     return [module.name for module in pkgutil.iter_modules(package.__path__)]
+
+
+def _import_file(name: str) -> None:
+    """Importing the file of one method is faster than importing all."""
+    own = name.replace("-", "_")
+    if name not in _registry and own in _files():
+        importlib.import_module(f"fedkeel.algorithms.{own}")
 
 
 def _import_all() -> None:
