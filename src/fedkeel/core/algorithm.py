@@ -53,7 +53,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def client(self, down: Any, mem: Any, steps: Steps) -> tuple[Record, Record | None]:
-        """The local work of one client, written on [..., d] -> (upload, new client record)."""
+        """The local work of one client, on [..., d] -> (upload, new client record); down and mem stay as they are."""
 
     @abstractmethod
     def server(self, s: Any, up: Any, r: Any) -> Record:
