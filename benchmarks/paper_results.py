@@ -22,9 +22,16 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
+from fedkeel.config import read_toml
 from fedkeel.directory import ERROR
+from fedkeel.study import recipe
 from fedkeel.study.cells import columns_of, differs, in_paper_units, place_of, table_cells
+from fedkeel.study.edit import choose_cases, choose_methods
+from fedkeel.study.numbers import NOT_RUN
 from fedkeel.study.report import report, results_of
+from fedkeel.study.results import ORIGIN
 
 RESULTS = Path(__file__).parents[1] / "results"
 NUMBERS = ("config.toml", "metrics.jsonl", "summary.json")  # of a run; not its checkpoint
@@ -65,6 +72,8 @@ COMMANDS = {
     "lada-fig8": f"reproduce lada/fig8 {LENET} --rounds 200 --seeds 2",
 }
 
+OTHER_TABLE = {name: "gradma/tab1" for name in COMMANDS if name.startswith("gradma")}  # of the same runs: its numbers, too
+
 
 def unpack(name: str, runs: Path) -> None:
     """The runs that were kept with the result, if they are not here yet."""
@@ -76,20 +85,31 @@ def unpack(name: str, runs: Path) -> None:
 
 
 def pack(name: str, runs: Path) -> None:
-    """Numbers of all complete runs, and why others failed; the same runs give the same bytes."""
+    """Numbers of all complete runs, why others failed, and how the data were split; the same runs give the same bytes."""
     files = [path.parent / file for path in sorted(runs.rglob("summary.json")) for file in NUMBERS]
     with tarfile.open(RESULTS / name / "runs.tar.xz", "w:xz", preset=9) as archive:
-        for path in files + sorted(runs.rglob(ERROR)):
+        for path in files + sorted(runs.rglob(ERROR)) + sorted(runs.glob(ORIGIN)):
             data = path.read_bytes()
             entry = tarfile.TarInfo(str(path.relative_to(runs)))
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
 
 
+def add_table(name: str, path: Path) -> None:
+    """Puts the numbers of another table of the paper into the study file of a result that has its runs."""
+    file = read_toml(path)
+    cases = ",".join(case["name"] for case in file["cases"])
+    other = choose_methods(choose_cases(recipe.read(OTHER_TABLE[name]).file, cases), ",".join(file["methods"]))["paper"]
+    file["paper"] = other + [one for one in file["paper"] if one not in other]
+    path.write_text(tomli_w.dumps(file))
+
+
 def publish(name: str, runs: Path) -> None:
     """What is complete, as files of the repository."""
     out = RESULTS / name
     out.mkdir(parents=True, exist_ok=True)
+    if name in OTHER_TABLE:
+        add_table(name, runs / "study.toml")
     report(runs)
     shutil.copy(runs / "study.toml", out / "study.toml")
     for old in out.glob("*.svg"):
@@ -109,12 +129,21 @@ def page(name: str, results: dict[str, Any]) -> str:
     parts.append(f"```\nfedkeel {COMMANDS[name]}\n```")
     parts += [beside_paper(results["rows"], paper) for paper in results["paper"]]
     parts.append("## All numbers\n\n" + all_numbers(results))
-    missing = [f"{row['name']} ({len(row['errors'])})" for row in results["rows"] if row["errors"]]
-    if missing:
-        parts.append("Not complete or failed (runs): " + ", ".join(missing) + ".")
+    parts.append(missing(results["rows"], "Failed", "name", failed=True))
+    parts.append(missing(results["rows"], "Still to be run", "case", failed=False))
     if findings.exists():
         parts.insert(4, findings.read_text().strip())
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def missing(rows: list[dict[str, Any]], what: str, kind: str, failed: bool) -> str:
+    """How many runs failed, or are still to come, for each line (kind = "name") or case of a table."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        count = sum((why != NOT_RUN) == failed for why in row["errors"].values())
+        counts[row[kind]] = counts.get(row[kind], 0) + count
+    listed = [f"{name} ({count})".strip() for name, count in counts.items() if count]
+    return f"{what} (runs): {', '.join(listed)}." if listed else ""
 
 
 def beside_paper(rows: list[dict[str, Any]], paper: dict[str, Any]) -> str:
