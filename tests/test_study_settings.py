@@ -196,6 +196,11 @@ def test_a_value_beside_the_axes_is_taken(fedkeel):
     assert (file["cohort"], file["sweep"], file["methods"]["padamfed"]["lr"]) == (5, {"lr": [0.1, 1]}, 0.5)
 
 
+def test_an_axis_of_steps_replaces_one_of_epochs(fedkeel):
+    """The other reading of K in pt/fig2; both axes together would be combinations of which one value does nothing."""
+    assert shown(fedkeel, "pt/fig2", "--over", "local-steps=3,5")["sweep"] == {"local_steps": [3, 5]}
+
+
 # What a search goes by ------------------------------------------------------------------------------------------------
 
 GRID = {"methods": {"fedavg": {"lr": [0.1, 0.2]}}}

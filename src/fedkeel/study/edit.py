@@ -129,7 +129,7 @@ def add_axes(file: File, over: Sequence[str]) -> File:
     sweep = dict(file.get("sweep", {}))
     for one in over:
         name, equals, text = one.partition("=")
-        example = "for example lr=0.01,0.1 or lr=1e-4:1:3"
+        name, example = name.replace("-", "_"), "for example lr=0.01,0.1 or lr=1e-4:1:3"
         if not name or not equals or not text:
             raise ValueError(f"over = {one!r} is not allowed; it must be NAME=VALUES, {example}")
         if ":" in text:
@@ -138,11 +138,12 @@ def add_axes(file: File, over: Sequence[str]) -> File:
                 raise ValueError(
                     f"over = {one!r} is not allowed; a range is FROM:TO or FROM:TO:POINTS-PER-DECADE, {example}"
                 )
-            sweep[name.replace("-", "_")] = {"from": float(parts[0]), "to": float(parts[1])} | (
-                {"per_decade": parts[2]} if len(parts) == 3 else {}
-            )
+            density = {"per_decade": parts[2]} if len(parts) == 3 else {}
+            sweep[name] = {"from": float(parts[0]), "to": float(parts[1])} | density
         else:
-            sweep[name.replace("-", "_")] = [literal(z) for z in text.split(",")]
+            sweep[name] = [literal(z) for z in text.split(",")]
+        for old in REPLACES.get(name, ()):  # one of the file, in whose place this one is
+            sweep.pop(old, None)
     return file | {"sweep": sweep} if sweep else file
 
 
