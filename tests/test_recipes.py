@@ -142,6 +142,8 @@ def test_other_numbers_against_our_reading():
             assert [values[column] for values in paper["values"].values()] == rows[f"{kind} {task}"]
     alphas = recipe.read("lada/tab5").file["paper"][0]["values"]["fedlada"]
     assert "29.5, 41.9, 40.1, 38.8, 36.5, 34.1" == ", ".join(map(str, alphas)) in text
+    best, at = (one["values"]["fedlada"] for one in recipe.read("lada/tab4").file["paper"])
+    assert f"{', '.join(map(str, best))} % at rounds {', '.join(map(str, at))}" in text
     corrections = recipe.read("lada/tab10").file["paper"][0]["values"]["scaffold-alpha"]
     assert ", ".join(f"{z:.2f}" for z in corrections) in text
     for values in recipe.read("pt/tab2").file["paper"][0]["values"].values():

@@ -309,7 +309,7 @@ def test_numbers_of_a_run_by_hand():
     ]
     history[0] |= {"warmup_up": 5, "warmup_down": 7}
     found = of_run(Outcome("m", 0, history, memory_mb=12.0), [0.6, 0.8, 0.99], cost=3.5)
-    assert (found["final_accuracy"], found["best_accuracy"]) == (0.8, 0.8)
+    assert (found["final_accuracy"], found["best_accuracy"], found["rounds_to_best"]) == (0.8, 0.8, 4)
     assert found["last10_accuracy"] == pytest.approx(0.5)
     assert (found["rounds_to_target"], found["rounds_to_second"]) == (2, 4)
     assert (found["floats_to_target"], found["up_to_target"], found["cost_to_second"]) == (92, 25, 14.0)

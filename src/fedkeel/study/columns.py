@@ -20,7 +20,7 @@ MEASURED = {
     "tracking": ("final_tracking_error", "final_tracking_bias"),
     "qp": ("final_qp_violated", "final_qp_turned", "final_qp_residual"),
 }
-ALWAYS = (*ACCURACIES, "final_train_loss", "floats", "up", "seconds", "memory_mb")
+ALWAYS = (*ACCURACIES, "rounds_to_best", "final_train_loss", "floats", "up", "seconds", "memory_mb")
 COLUMNS = (*ALWAYS, "cost", "final_client_accuracy", *(column for columns in MEASURED.values() for column in columns))
 TARGETS = r"(target|second|third|target_\d+)"
 OF_TARGET = (re.compile(rf"(rounds|floats|up|cost)_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))

@@ -75,6 +75,7 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
     found: Row = {"final_accuracy": scores[-1], "best_accuracy": max(scores)} if scores else {}
     if scores:
         found["last10_accuracy"] = statistics.fmean(scores[-LAST:])
+        found["rounds_to_best"] = first_at(history, max(scores))
     for column in [key for key in history[-1] if key not in OTHER]:
         if isinstance(history[-1][column], int | float):
             found[f"final_{column}"] = history[-1][column]
