@@ -92,6 +92,13 @@ def test_files(study):
     assert "_" not in re.sub(r"\\_", "", as_latex(study[1]))
 
 
+def test_figures_in_files_need_no_browser(study):
+    for path in (study[0] / "report").glob("*.svg"):  # variables of CSS are unknown to Inkscape, and the lines would be gone
+        text = path.read_text()
+        assert "var(" not in text
+        assert {svg.LIGHT["ink"], svg.DARK["ink"]} < set(re.findall(r"#\w+", text))
+
+
 def test_a_sweep_has_heat_maps_and_the_order_of_its_axes(swept):
     out, results = swept
     heat = next(one for one in figures(results) if one.name == "heat-gradma-s")

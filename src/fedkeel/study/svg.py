@@ -1,13 +1,14 @@
 """Small plots as SVG text: lines with bands, bars, heat maps and bubbles. No library, no script, no fonts of their own.
 
-Colours of paper, ink and grid come from CSS variables, so a plot inside a page follows its theme; a plot in a file of its
-own brings the same variables along.
+Colours of paper, ink and grid come from CSS variables, so a plot inside a page follows its theme. A plot in a file of its own
+has the colours themselves, for both themes: what is not a browser (Inkscape, rsvg-convert) knows no variables.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -22,17 +23,15 @@ MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus")
 # From few to many; readable for all, also in grey.
 HEAT = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 
-STYLE = """
-:root { --paper: #fff; --ink: #1b1f24; --faint: #5b6470; --rule: #d9dde3; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e6e9ed; --faint: #9aa4b0; --rule: #343b44; } }
-svg { background: var(--paper); }
-"""
+LIGHT = {"paper": "#fff", "ink": "#1b1f24", "faint": "#5b6470", "rule": "#d9dde3"}
+DARK = {"paper": "#14171b", "ink": "#e6e9ed", "faint": "#9aa4b0", "rule": "#343b44"}
 CLASSES = """
 .plot text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--ink); }
 .plot .tick, .plot .faint { fill: var(--faint); }
 .plot .grid { stroke: var(--rule); stroke-width: 1; }
 .plot .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .plot .goal { stroke: var(--faint); stroke-dasharray: 2 3; }
+.plot .spread { stroke: var(--ink); stroke-width: 1.5; }
 """
 
 
@@ -187,7 +186,7 @@ def bars(rows: Sequence[tuple[str, int, float | None, float | None, str]], label
             )
             if spread:
                 a, b = left + max(value - spread, 0) * scale, left + (value + spread) * scale
-                parts.append(f'<path d="M{a:.1f} {y + 10}H{b:.1f}" stroke="var(--ink)" stroke-width="1.5"/>')
+                parts.append(f'<path class="spread" d="M{a:.1f} {y + 10}H{b:.1f}"/>')
                 end = b
         parts.append(f'<text class="faint" x="{end + 5:.1f}" y="{y + 14}">{escape(told)}</text>')
     parts.append(f'<text class="faint" x="{left:.0f}" y="{height - 10}">{escape(label)}</text>')
@@ -297,4 +296,9 @@ def _svg(parts: Sequence[str], legend: Sequence[tuple[str, int]], height: int = 
 
 def as_file(drawn: str) -> str:
     """A plot with its style, for a file of its own."""
-    return drawn.replace('role="img">', f'role="img"><style>{STYLE}{CLASSES}</style>', 1)
+    style = f"{_coloured(LIGHT)}@media (prefers-color-scheme: dark) {{{_coloured(DARK)}}}"
+    return drawn.replace('role="img">', f'role="img"><style>{style}</style>', 1)
+
+
+def _coloured(theme: Mapping[str, str]) -> str:
+    return re.sub(r"var\(--(\w+)\)", lambda z: theme[z[1]], f"svg {{ background: var(--paper); }}{CLASSES}")
