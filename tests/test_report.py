@@ -235,6 +235,17 @@ def test_long_names_leave_room_for_bars():
     assert re.findall(r'end">(.*?)<', drawn) == ["fedadam-amende….1, alpha = 0.1", "fedadam-amende….1, alpha = 0.2"]
 
 
+def test_long_names_in_the_legend_of_a_file_do_not_run_into_each_other():
+    names = [f"fedadam-amended | server_lr = 0.0001, alpha = {z}" for z in (0.1, 0.2, 0.3)]
+    for those, rows in ((names, 3), (["fedavg", "scaffold", "moon"], 2), (["x" * 200], 1)):
+        drawn = svg.lines([Series(z, i, [0, 1], [0.0, 1.0]) for i, z in enumerate(those)], Axis("x"), Axis("y"), alone=True)
+        texts = list(xml.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text"))[-len(those) :]
+        assert len({z.get("y") for z in texts}) == rows
+        starts = sorted({float(z.get("x")) for z in texts})
+        ends = [starts[1] - 37, svg.WIDTH] if len(starts) > 1 else [svg.WIDTH]  # 37: the line before a name
+        assert all(float(z.get("x")) + 7 * len(z.text) <= ends[starts.index(float(z.get("x")))] for z in texts)
+
+
 def test_sixteen_methods_can_be_told_apart():
     assert len({svg.look(number) for number in range(16)}) == 16
     assert len({svg.look(number)[0] for number in range(7)}) == 7

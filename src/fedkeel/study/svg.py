@@ -1,7 +1,7 @@
 """Small plots as SVG text: lines with bands, bars, heat maps and bubbles. No library, no script, no fonts of their own.
 
-Colours of paper, ink and grid come from CSS variables, so a plot inside a page follows its theme. A plot in a file of its own
-has the colours themselves, for both themes: what is not a browser (Inkscape, rsvg-convert) knows no variables.
+Colours of paper, ink and grid come from CSS variables, so a plot inside a page follows its theme. In a file of its own
+it has the colours themselves, of both themes: what is not a browser (Inkscape, rsvg-convert) knows no variables.
 """
 
 from __future__ import annotations
@@ -175,8 +175,7 @@ def bars(rows: Sequence[tuple[str, int, float | None, float | None, str]], label
     parts = []
     for number, (name, style, value, spread, told) in enumerate(rows):
         y, colour = 6 + row * number, look(style)[0]
-        shown = name if len(name) <= LONGEST else f"{name[:14]}…{name[-15:]}"  # the method, and what tells its lines apart
-        about = f"{escape(shown)}<title>{escape(name)}</title>"
+        about = f"{escape(_cut(name, LONGEST))}<title>{escape(name)}</title>"
         parts.append(f'<text x="{left - 6:.0f}" y="{y + 14}" text-anchor="end">{about}</text>')
         end = left + (value or 0) * scale
         if value is not None:
@@ -191,6 +190,11 @@ def bars(rows: Sequence[tuple[str, int, float | None, float | None, str]], label
         parts.append(f'<text class="faint" x="{end + 5:.1f}" y="{y + 14}">{escape(told)}</text>')
     parts.append(f'<text class="faint" x="{left:.0f}" y="{height - 10}">{escape(label)}</text>')
     return _svg(parts, [], height)
+
+
+def _cut(name: str, most: int) -> str:
+    """A long name without its middle: the method, and what tells its lines apart."""
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
 
 
 def heat(values: Sequence[Sequence[float | None]], x: Axis, y: Axis) -> str:
@@ -281,15 +285,15 @@ def key(number: int) -> str:
 
 
 def _svg(parts: Sequence[str], legend: Sequence[tuple[str, int]], height: int = HEIGHT) -> str:
-    rows = []
+    rows, beside = [], 2 if all(len(name) <= 26 for name, _ in legend) else 1  # longer names leave no room for two
     for number, (name, style) in enumerate(legend):
         colour, dash, marker = look(style)
-        a, b = 20 + (number % 2) * WIDTH / 2, height + 14 + 18 * (number // 2)
+        a, b = 20 + (number % beside) * WIDTH / 2, height + 14 + 18 * (number // beside)
         rows.append(
             f'<path d="M{a} {b}h30" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
-            f'{mark(marker, a + 15, b, colour)}<text x="{a + 37}" y="{b + 4}">{escape(name)}</text>'
+            f'{mark(marker, a + 15, b, colour)}<text x="{a + 37}" y="{b + 4}">{escape(_cut(name, 54))}</text>'
         )
-    whole = height + 18 * -(-len(legend) // 2) + (8 if legend else 0)
+    whole = height + 18 * -(-len(legend) // beside) + (8 if legend else 0)
     body = "".join([*parts, *rows])
     return f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {whole}" role="img">{body}</svg>'
 
