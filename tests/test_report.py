@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
+from html import unescape
 
 import pytest
 
@@ -327,6 +328,11 @@ def browse(page, *options):
     return subprocess.run(words, capture_output=True, text=True, timeout=80, check=True)
 
 
+def told(done):
+    """What a probe left in the title of the page."""
+    return json.loads(unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
+
+
 @chromium
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (500, "dark")])
@@ -336,7 +342,7 @@ def test_in_a_browser(study, tmp_path, width, scheme):
     dark = f"--blink-settings=preferredColorScheme={int(scheme == 'light')}"
     done = browse(page, f"--window-size={width},1500", dark, "--dump-dom")
     assert "CONSOLE" not in done.stderr  # neither errors nor warnings of the page
-    seen = json.loads(re.search(r"<title>(.*?)</title>", done.stdout)[1].replace("&quot;", '"').replace("&lt;", "<"))
+    seen = told(done)
     assert seen["up"] == sorted(seen["up"])
     assert (seen["down"], seen["sort"]) == (sorted(seen["up"], reverse=True), "descending")
     assert len(set(seen["up"])) > 1
@@ -346,6 +352,31 @@ def test_in_a_browser(study, tmp_path, width, scheme):
     assert seen["page"] <= seen["window"]  # nothing hangs out on a phone
     assert seen["width"] > 300
     assert (seen["paper"] == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+# What is wider than its place, and so cannot be seen on paper; and headings without anything below.
+ON_PAPER = """<script>
+const seen = {};
+seen.wide = [...document.querySelectorAll(".scroll")].map(z => z.scrollWidth - z.clientWidth);
+seen.page = document.documentElement.scrollWidth - innerWidth;
+seen.headings = [...document.querySelectorAll("h2")].filter(z => z.offsetHeight).map(z => z.textContent);
+document.title = JSON.stringify(seen);
+</script>"""
+
+
+@chromium
+@pytest.mark.slow
+def test_on_paper(study, tmp_path):
+    page, text = tmp_path / "page.html", (study[0] / "report.html").read_text()
+    page.write_text(text.replace("@media print", "@media all").replace("</body>", ON_PAPER + "</body>"))
+    seen = told(
+        browse(page, "--window-size=718,1000", "--hide-scrollbars", "--dump-dom")
+    )  # A4 with the margins of a browser
+    assert len(seen["wide"]) == 4
+    assert (max(seen["wide"]), seen["page"]) == (0, 0)
+    assert "Search of hyper-parameters" not in seen["headings"]  # its lists are closed
+    shown = text.partition("@media print")[0]
+    assert "@media screen and (prefers-color-scheme: dark)" in shown  # paper is white for everybody
 
 
 @chromium

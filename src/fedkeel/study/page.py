@@ -197,7 +197,7 @@ def _search(results: Mapping[str, Any]) -> str:
             f"<details><summary>{escape(one['name'])}: {len(one['trials'])} trials, seed {one['seed']}, "
             f"by {escape(one['metric'])}</summary>{note}<table class=trials><tbody>{rows}</tbody></table></details>"
         )
-    return f"<section><h2>Search of hyper-parameters</h2>{''.join(blocks)}</section>" if blocks else ""
+    return f"<section class=search><h2>Search of hyper-parameters</h2>{''.join(blocks)}</section>" if blocks else ""
 
 
 def _score(trial: Mapping[str, Any]) -> str:
