@@ -354,6 +354,28 @@ def test_in_a_browser(study, tmp_path, width, scheme):
     assert (seen["paper"] == "rgb(255, 255, 255)") == (scheme == "light")
 
 
+# On a phone (a window is never that narrow, a frame is): what hangs out, and what the names leave of the width of a table.
+PHONE = """<iframe src="page.html" style="width: 390px; height: 800px; border: 0"></iframe><script>
+onload = () => {
+  const page = document.querySelector("iframe").contentDocument;
+  const columns = [...page.querySelectorAll(".scroll")].map(z => z.querySelector("tbody th").offsetWidth / z.offsetWidth);
+  document.title = JSON.stringify([page.documentElement.scrollWidth, ...columns]);
+};
+</script>"""
+
+
+@chromium
+@pytest.mark.slow
+def test_long_names_on_a_phone(study, tmp_path):
+    text = (study[0] / "report.html").read_text().replace("scaffold", "scaffold" * 12).replace("A study", "Studies" * 20)
+    (tmp_path / "page.html").write_text(text)
+    (tmp_path / "phone.html").write_text(f"<title></title>{PHONE}")
+    done = browse(tmp_path / "phone.html", "--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom")
+    width, *columns = told(done)
+    assert width <= 390
+    assert max(columns) < 0.5
+
+
 # What is wider than its place, and so cannot be seen on paper; and headings without anything below.
 ON_PAPER = """<script>
 const seen = {};
