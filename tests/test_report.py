@@ -316,7 +316,21 @@ const box = figure.querySelector("svg").getBoundingClientRect(), scale = box.wid
 const point = figure.querySelector("polyline").points[1];
 figure.querySelector(".canvas").dispatchEvent(new PointerEvent("pointermove",
   {clientX: box.left + point.x * scale, clientY: box.top + point.y * scale + 5, bubbles: true}));
-seen.tip = figure.querySelector(".tip").textContent;
+const tip = figure.querySelector(".tip"), dim = () => figure.querySelectorAll(".series.dim").length;
+seen.tip = tip.textContent;
+seen.dim = [dim()];
+const leave = kind => figure.querySelector(".canvas").dispatchEvent(new PointerEvent("pointerleave", {pointerType: kind}));
+leave("touch");
+seen.lifted = tip.hidden;
+leave("mouse");
+seen.left = tip.hidden;
+seen.dim.push(dim());
+figure.querySelector(".legend button").dispatchEvent(new PointerEvent("pointerenter"));
+seen.dim.push(dim());
+found[figure.dataset.id].series[0].name = "a name that is wider than the plot ".repeat(9);
+figure.querySelector(".canvas").dispatchEvent(new PointerEvent("pointerdown",
+  {clientX: box.left + point.x * scale, clientY: box.top + point.y * scale, bubbles: true}));
+seen.out = [tip.getBoundingClientRect().left >= box.left - 1, tip.getBoundingClientRect().right <= box.right + 1];
 seen.paper = getComputedStyle(document.body).backgroundColor;
 document.title = JSON.stringify(seen);
 </script>"""
@@ -348,6 +362,9 @@ def test_in_a_browser(study, tmp_path, width, scheme):
     assert len(set(seen["up"])) > 1
     assert seen["points"] == [4, 4]
     assert seen["hidden"] == 1
+    assert (seen["lifted"], seen["left"]) == (False, True)  # a finger leaves at once, and its tip stays
+    assert seen["dim"] == [1, 0, 1]
+    assert seen["out"] == [True, True]
     assert re.fullmatch(r"(fedavg|scaffold): 0\.\d+ at round \d", seen["tip"])
     assert seen["page"] <= seen["window"]  # nothing hangs out on a phone
     assert seen["width"] > 300
