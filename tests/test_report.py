@@ -12,12 +12,13 @@ from html import unescape
 
 import pytest
 
+from fedkeel import directory
 from fedkeel.show import amount
 from fedkeel.study import screen, svg, trackers
 from fedkeel.study.cells import as_latex, cells, differs, table_cells
 from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures
-from fedkeel.study.report import draw_png, report
+from fedkeel.study.report import draw_png, report, results_of
 from fedkeel.study.runner import run_study
 from fedkeel.study.study import Study
 from fedkeel.study.svg import Axis, Series
@@ -146,6 +147,22 @@ def test_a_study_under_way_and_a_single_run(tmp_path):
     assert run_study(study, tmp_path, jobs=1, progress=False)[1].outcomes[0].error is None  # and it goes on from there
 
 
+def test_bars_say_the_same_as_the_table(tmp_path):
+    study = Study.read(TASK | {"methods": {"fedavg": {"lr": 0.3}, "scaffold": {}, "fedprox": {}}, "seeds": 2, "target": 0.2})
+    carry_out(study, tmp_path, jobs=1, progress=False)
+    for path in tmp_path.glob("scaffold-*"):
+        shutil.rmtree(path)
+    for path in tmp_path.glob("fedprox-*"):
+        (path / "summary.json").unlink()
+        directory.mark_failed(path, "no memory")
+    results = results_of(tmp_path)
+    bars = next(one for one in figures(results) if one.name == "rounds-to-0.2")
+    texts = re.findall(r'class="faint" x="([^"]*)"[^>]*>([^<]*)<', bars.alone)
+    assert [z for _, z in texts[:2]] == [table_cells(results["rows"][0])["rounds to 0.2"][0], "not run"]
+    assert texts[2][1] == "failed"
+    assert all(float(x) + 7 * len(text) <= svg.WIDTH for x, text in texts[:3])
+
+
 def test_apart_from_the_paper():
     row = {"paper": {"best_accuracy": "90±1", "rounds_to_target": "-"}, "best_accuracy": 0.92, "best_accuracy_std": 0.005}
     row |= {"seeds": 3, "rounds_to_target": 5.0}
@@ -233,7 +250,7 @@ def test_long_names_leave_room_for_bars():
     drawn = svg.bars([(name, i, 10.0 * i + 1, 0.5, "told") for i, name in enumerate(names)], "rounds")
     assert min(float(z) for z in re.findall(r'<rect[^>]* width="([^"]*)"', drawn)) > 0
     assert all(f"<title>{name}</title>" in drawn for name in names)
-    assert re.findall(r'end">(.*?)<', drawn) == ["fedadam-amende….1, alpha = 0.1", "fedadam-amende….1, alpha = 0.2"]
+    assert re.findall(r'end">(.*?)<title>', drawn) == ["fedadam-amende….1, alpha = 0.1", "fedadam-amende….1, alpha = 0.2"]
 
 
 def test_long_names_in_the_legend_of_a_file_do_not_run_into_each_other():

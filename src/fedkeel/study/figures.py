@@ -10,7 +10,7 @@ from typing import Any
 
 from fedkeel.study import svg
 from fedkeel.study.names import plain
-from fedkeel.study.numbers import target_name
+from fedkeel.study.numbers import NOT_RUN, target_name
 from fedkeel.study.svg import Axis, Series
 
 Row = Mapping[str, Any]
@@ -166,17 +166,14 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
         lines = []
         for row in rows:
             value = row[f"rounds_to_{name}"]
-            told = (
-                spread(row, f"rounds_to_{name}", ".0f")
-                if value is not None
-                else missed_target(row, name)
-                if row["seeds"]
-                else "failed"
-            )
+            told = spread(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target(row, name)
+            if not row["seeds"]:
+                told = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
             short = row["name"].removeprefix(f"{case} | ")
             lines.append((short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
         lines.sort(key=lambda z: math.inf if z[2] is None else z[2])
-        drawn = svg.bars(lines, f"rounds to {target:g}; line: one standard deviation")
+        line = "; line: one standard deviation" * any(z[3] for z in lines)
+        drawn = svg.bars(lines, f"rounds to {target:g}{line}")
         found.append(Figure(f"rounds-to-{target:g}", case, f"Rounds to {target:.4g}", drawn, drawn))
     return found
 

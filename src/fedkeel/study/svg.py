@@ -171,7 +171,7 @@ def bars(rows: Sequence[tuple[str, int, float | None, float | None, str]], label
     left, row = 12 + 7.2 * min(max(len(name) for name, *_ in rows), LONGEST), 24
     height = row * len(rows) + 34
     most = max((value + (spread or 0) for _, _, value, spread, _ in rows if value is not None), default=1.0)
-    scale = (WIDTH - left - 86) / most
+    scale = (WIDTH - left - 10 - 7 * max(len(told) for *_, told in rows)) / most
     parts = []
     for number, (name, style, value, spread, told) in enumerate(rows):
         y, colour = 6 + row * number, look(style)[0]
@@ -188,7 +188,7 @@ def bars(rows: Sequence[tuple[str, int, float | None, float | None, str]], label
                 parts.append(f'<path class="spread" d="M{a:.1f} {y + 10}H{b:.1f}"/>')
                 end = b
         parts.append(f'<text class="faint" x="{end + 5:.1f}" y="{y + 14}">{escape(told)}</text>')
-    parts.append(f'<text class="faint" x="{left:.0f}" y="{height - 10}">{escape(label)}</text>')
+    parts.append(f'<text class="faint" x="{WIDTH - RIGHT}" y="{height - 10}" text-anchor="end">{escape(label)}</text>')
     return _svg(parts, [], height)
 
 
