@@ -235,6 +235,7 @@ def test_ticks_are_round_and_inside():
     assert [name for _, name in Axis("", 0.31, 0.94).ticks()] == ["0.4", "0.6", "0.8"]
     assert [name for _, name in Axis("", 1e-4, 1, log=True).ticks()] == ["0.0001", "0.001", "0.01", "0.1", "1"]
     assert [name for _, name in Axis("", 0.15, 2.5, log=True).ticks()] == ["0.2", "0.5", "1", "2"]
+    assert [name for _, name in Axis("", 1.7, 2.4, log=True).ticks()] == ["1.8", "2", "2.2", "2.4"]
     assert [name for _, name in Axis("", 0, 3e6).ticks()] == ["0", "1M", "2M", "3M"]
 
 
@@ -243,6 +244,13 @@ def test_a_point_is_where_it_belongs():
     first, last = re.search(r'points="([^"]*)"', drawn)[1].split()
     assert first == f"{svg.LEFT:.1f},{svg.HEIGHT - svg.BOTTOM:.1f}"
     assert last == f"{svg.WIDTH - svg.RIGHT:.1f},{svg.TOP:.1f}"
+
+
+def test_the_label_of_an_axis_is_beside_its_ticks():
+    drawn = svg.lines([Series("a", 0, [0, 10], [1e-4, 1.0])], Axis("x", 0, 10), Axis("y", 1e-4, 1, log=True))
+    label = float(re.search(r"translate\((\d+)", drawn)[1])
+    ticks = re.findall(r'class="tick" x="([^"]*)"[^>]*text-anchor="end">([^<]*)<', drawn)
+    assert min(float(x) - 7 * len(text) for x, text in ticks) > label + 3  # below the line of a text
 
 
 def test_long_names_leave_room_for_bars():

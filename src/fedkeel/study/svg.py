@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 460, 320
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 44  # margins
+LEFT, RIGHT, TOP, BOTTOM = 66, 12, 10, 44  # margins
 LONGEST = 30  # characters of a name beside a bar; more leave no room for the bar
 # Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (invisible on white); dashes and
 # markers carry the same information again, and 7 x 6 of them are all different.
@@ -80,7 +80,9 @@ class Axis:
             tens = [10.0**e for e in range(first, last + 1, every)]
             if len(tens) < 3:  # less than two decades: 2 and 5 in between
                 tens = [z * 10.0**e for e in range(first - 1, last + 1) for z in (1, 2, 5)]
-            return [(z, short(z)) for z in tens if self.low <= z <= self.high * 1.0001]
+            found = [(z, short(z)) for z in tens if self.low <= z <= self.high * 1.0001]
+            if len(found) > 2:
+                return found  # or it spans so little that round numbers as on any other axis are better
         step = _step((self.high - self.low) / 5)
         first = math.ceil(self.low / step - 1e-9)
         found = []
