@@ -17,7 +17,7 @@ from fedkeel.show import amount
 from fedkeel.study import screen, svg, trackers
 from fedkeel.study.cells import as_latex, cells, differs, table_cells
 from fedkeel.study.compare import carry_out
-from fedkeel.study.figures import figures
+from fedkeel.study.figures import figures, looks
 from fedkeel.study.report import draw_png, report, results_of
 from fedkeel.study.runner import run_study
 from fedkeel.study.study import Study
@@ -110,6 +110,13 @@ def test_a_sweep_has_heat_maps_and_the_order_of_its_axes(swept):
     text = (out / "report.html").read_text()
     assert "it has not been run" not in text  # the runs are found again, whatever order TOML gives the axes
     assert list(again["axes"]) == ["beta1", "lr"]
+
+
+def test_a_large_sweep_has_the_looks_of_its_methods():
+    """Its lines are not drawn, but their methods are: the keys in the table are those of the curves over the axis."""
+    rows = [{"name": f"{m} | lr = {z}", "method": m, "case": ""} for m in ("fedavg", "scaffold") for z in range(9)]
+    assert list(looks({"rows": rows}).values()) == [0] * 9 + [1] * 9
+    assert list(looks({"rows": rows[4:14]}).values()) == list(range(10))
 
 
 def test_one_axis_is_a_curve(tmp_path):

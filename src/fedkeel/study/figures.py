@@ -46,12 +46,12 @@ class Figure:
 
 
 def looks(results: Mapping[str, Any]) -> dict[str, int]:
-    """A look for every line: that of its method, or of its own where a method has several in a case."""
+    """A look for every line: that of its method, or of its own where a method has several in a case that are drawn."""
     rows, methods = results["rows"], list(dict.fromkeys(row["method"] for row in results["rows"]))
     found: dict[str, int] = {}
     for case in dict.fromkeys(row["case"] for row in rows):
         mine = [row for row in rows if row["case"] == case]
-        single = len({row["method"] for row in mine}) == len(mine)
+        single = len({row["method"] for row in mine}) == len(mine) or len(mine) > MANY
         for number, row in enumerate(mine):
             found[row["name"]] = methods.index(row["method"]) if single else number
     return found
