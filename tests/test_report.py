@@ -127,6 +127,19 @@ def test_one_axis_is_a_curve(tmp_path):
     assert results["robustness"][0]["decades"] >= 0
 
 
+def test_a_missing_point_is_a_gap(tmp_path):
+    file = TASK | {"methods": {"fedavg": {}}, "sweep": {"lr": [0.01, 0.03, 0.1, 0.3, 1.0]}, "seeds": 2, "rounds": 2}
+    results = carry_out(Study.read(file), tmp_path, jobs=1, progress=False)
+    results["rows"][2] |= {"final_accuracy": None, "final_accuracy_std": None}
+    curve = next(one for one in figures(results) if one.name == "sweep-lr-final_accuracy")
+    root = xml.fromstring(curve.inline)
+    lines, bands = ([z.get("points").split() for z in root.iter() if z.tag.endswith(k)] for k in ("polyline", "}polygon"))
+    assert [len(z) for z in lines] == [2, 2]
+    assert [len(z) for z in bands[:2]] == [4, 4]
+    assert curve.data["series"][0]["y"][2] is None
+    assert "nan" not in curve.inline
+
+
 def test_costs_to_target_are_drawn_over_an_axis(tmp_path):
     method = {"fadamgt": {"lr": 0.01, "cost": {"fixed": 3, "tracking": 1}}, "fedavg": {"lr": 0.3, "cost": 2}}
     file = TASK | {"methods": method, "sweep": {"tracking": [1, 3]}, "seeds": 1, "target": 0.05}

@@ -209,13 +209,14 @@ def _sweep_curve(
     place = {repr(z): float(i) if names else float(z) for i, z in enumerate(values)}
     series = []
     for method in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == method and row.get(metric) is not None]
+        mine = [row for row in rows if row["method"] == method]
         at = [place[repr(row["axes"][axis])] for row in mine if axis in row["axes"]]
-        one = Series(method, methods.index(method), at or [0.0], [row[metric] for row in mine], marks=True, flat=not at)
-        if at and all(row[f"{metric}_std"] is not None for row in mine):
-            one.low = [row[metric] - row[f"{metric}_std"] for row in mine]
-            one.high = [row[metric] + row[f"{metric}_std"] for row in mine]
-        if mine:
+        one = Series(method, methods.index(method), at or [0.0], [row.get(metric) for row in mine], marks=True, flat=not at)
+        spreads = [math.nan if y is None else row[f"{metric}_std"] for row, y in zip(mine, one.y, strict=True)]
+        if at and None not in spreads:
+            one.low = [(y or 0.0) - z for y, z in zip(one.y, spreads, strict=True)]
+            one.high = [(y or 0.0) + z for y, z in zip(one.y, spreads, strict=True)]
+        if any(y is not None for y in one.y):
             series.append(one)
     x = Axis(axis, -0.3, len(values) - 0.7, names=names) if names else svg.fit(list(place.values()), log, axis)
     y = svg.fit(

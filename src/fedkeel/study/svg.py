@@ -128,21 +128,31 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, goals: Sequence[float] = (
     faint = 0.15 if len(series) <= 5 else 0.08  # many bands on top of each other hide the lines
     for one in series:
         colour = look(one.look)[0]
-        if one.low:
-            edge = [*zip(one.x, one.high, strict=True), *reversed(list(zip(one.x, one.low, strict=True)))]
+        for piece in _pieces(one) if one.low else []:
+            edge = [(one.x[i], one.high[i]) for i in piece] + [(one.x[i], one.low[i]) for i in reversed(piece)]
             points = " ".join(f"{px(a):.1f},{py(min(max(b, y.low), y.high)):.1f}" for a, b in edge)
             parts.append(f'<polygon points="{points}" fill="{colour}" fill-opacity="{faint}" data-of="{escape(one.name)}"/>')
     parts += [_line(one, x, px, py) for one in series]
     return _svg(parts, [(one.name, one.look) for one in series] if alone else [])
 
 
+def _pieces(one: Series) -> list[list[int]]:
+    """The places of a line's points, from one gap to the next."""
+    found: list[list[int]] = [[]]
+    for i, value in enumerate(one.y):
+        found += [[]] if value is None else []
+        found[-1] += [] if value is None else [i]
+    return [piece for piece in found if piece]
+
+
 def _line(one: Series, x: Axis, px: Callable[[float], float], py: Callable[[float], float]) -> str:
     colour, dash, marker = look(one.look)
-    points = [(px(a), py(b)) for a, b in zip(one.x, one.y, strict=True) if b is not None]
-    if one.flat and points:
-        points = [(px(x.low), points[0][1]), (px(x.high), points[0][1])]
-    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    drawn = f'<polyline class="line" points="{path}" stroke="{colour}" stroke-dasharray="{dash}"/>'
+    pieces = [[(px(one.x[i]), py(one.y[i] or 0.0)) for i in piece] for piece in _pieces(one)]
+    if one.flat:
+        pieces = [[(px(x.low), piece[0][1]), (px(x.high), piece[0][1])] for piece in pieces]
+    paths = [" ".join(f"{a:.1f},{b:.1f}" for a, b in piece) for piece in pieces]
+    drawn = "".join(f'<polyline class="line" points="{z}" stroke="{colour}" stroke-dasharray="{dash}"/>' for z in paths)
+    points = [point for piece in pieces for point in piece]
     every = 1 if one.marks else max(1, len(points) // 5)
     offset = 0 if one.marks else (one.look * every) // 7  # or the markers of all lines stand in columns
     marks = "" if one.flat else "".join(mark(marker, a, b, colour) for a, b in points[offset::every])
@@ -173,7 +183,7 @@ def bars(rows: Sequence[tuple[str, int, float | None, float | None, str]], label
     left, row = 12 + 7.2 * min(max(len(name) for name, *_ in rows), LONGEST), 24
     height = row * len(rows) + 34
     most = max((value + (spread or 0) for _, _, value, spread, _ in rows if value is not None), default=1.0)
-    scale = (WIDTH - left - 10 - 7 * max(len(told) for *_, told in rows)) / most
+    scale = (WIDTH - left - 10 - 7 * max(len(line[-1]) for line in rows)) / most
     parts = []
     for number, (name, style, value, spread, told) in enumerate(rows):
         y, colour = 6 + row * number, look(style)[0]
