@@ -1,6 +1,7 @@
 """The report: what it says, its files, and the page in a real browser."""
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -290,6 +291,40 @@ def test_long_names_in_the_legend_of_a_file_do_not_run_into_each_other():
         starts = sorted({float(z.get("x")) for z in texts})
         ends = [starts[1] - 37, svg.WIDTH] if len(starts) > 1 else [svg.WIDTH]  # 37: the line before a name
         assert all(float(z.get("x")) + 7 * len(z.text) <= ends[starts.index(float(z.get("x")))] for z in texts)
+
+
+def test_names_beside_a_heat_map_are_in_the_picture():
+    names = ["iid", "dirichlet_per_client", "x" * 90]
+    drawn = svg.heat([[0.1, 0.2]] * 3, Axis("weights", names=["uniform", "s" * 60]), Axis("split", names=names))
+    ticks = re.findall(r'class="tick" x="([^"]*)"[^>]*text-anchor="(\w+)">([^<]*)<', drawn)
+    assert [text for *_, text in ticks if len(text) < 30][-2:] == names[:2]
+    for x, anchor, text in ticks:
+        start = float(x) - 7 * len(text) / (1 if anchor == "end" else 2)
+        assert 16 < start < start + 7 * len(text) <= svg.WIDTH + 1  # beside the label of the axis
+
+
+def test_names_along_an_axis_do_not_run_into_each_other():
+    names = [f"a_name_that_is_long_{z}" for z in range(6)]
+    drawn = svg.lines([Series("a", 0, [0, 5], [0.0, 1.0])], Axis("split", -0.3, 5.3, names=names), Axis("y"))
+    ticks = [(float(x), z) for x, z in re.findall(r'class="tick" x="([^"]*)"[^>]*"middle">([^<]*)<', drawn)]
+    assert all(b - a >= 6.5 * (len(y) + len(z)) / 2 for (a, y), (b, z) in itertools.pairwise(ticks))
+    assert [z[-1] for _, z in ticks] == list("012345")
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return sum(a * (z / 12.92 if z <= 0.04045 else ((z + 0.055) / 1.055) ** 2.4) for a, z in zip(GREY, parts, strict=True))
+
+
+GREY = (0.2126, 0.7152, 0.0722)
+
+
+def test_numbers_in_a_heat_map_can_be_read():
+    drawn = svg.heat([[z / 200 for z in range(201)]], Axis("", names=["x"] * 201), Axis("", names=["y"]))
+    fills, inks = re.findall(r'fill="(#\w{6})"', drawn), re.findall(r"fill:(#\w+)", drawn)
+    for fill, ink in zip(fills, inks, strict=True):
+        low, high = sorted((luminance(fill), luminance("#ffffff" if ink == "#fff" else "#111111")))
+        assert (high + 0.05) / (low + 0.05) > 4.2
 
 
 def test_sixteen_methods_can_be_told_apart():

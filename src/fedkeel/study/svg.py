@@ -14,7 +14,7 @@ from html import escape
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 66, 12, 10, 44  # margins
-LONGEST = 30  # characters of a name beside a bar; more leave no room for the bar
+LONGEST = 30  # characters of a name beside a bar or row; more leave no room for these
 # Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (invisible on white); dashes and
 # markers carry the same information again, and 7 x 6 of them are all different.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C")
@@ -213,14 +213,15 @@ def heat(values: Sequence[Sequence[float | None]], x: Axis, y: Axis) -> str:
     """A matrix of numbers, [len(y.names)][len(x.names)], each written into its cell."""
     good = [z for row in values for z in row if z is not None]
     low, high = (min(good), max(good)) if good else (0.0, 1.0)
-    wide, tall = (WIDTH - LEFT - RIGHT) / len(x.names), (HEIGHT - TOP - BOTTOM) / len(y.names)
+    left = max(LEFT, 26 + 7 * min(max(map(len, y.names)), LONGEST))
+    wide, tall = (WIDTH - left - RIGHT) / len(x.names), (HEIGHT - TOP - BOTTOM) / len(y.names)
     parts = []
     for j, row in enumerate(values):
         for i, value in enumerate(row):
             share = 0.0 if value is None or high == low else (value - low) / (high - low)
-            a, b = LEFT + i * wide, TOP + (len(y.names) - 1 - j) * tall
+            a, b = left + i * wide, TOP + (len(y.names) - 1 - j) * tall
             fill = "none" if value is None else heat_colour(share)
-            ink = "#fff" if share < 0.55 and value is not None else "#111"
+            ink = "#fff" if share < 0.45 and value is not None else "#111"
             told = "-" if value is None else f"{value:.3f}".removeprefix("0")
             parts.append(f'<rect x="{a:.1f}" y="{b:.1f}" width="{wide - 1:.1f}" height="{tall - 1:.1f}" fill="{fill}"/>')
             style = f' style="fill:{ink}"' if value is not None else ""
@@ -228,9 +229,9 @@ def heat(values: Sequence[Sequence[float | None]], x: Axis, y: Axis) -> str:
                 f'<text x="{a + wide / 2:.1f}" y="{b + tall / 2 + 4:.1f}" text-anchor="middle"{style}>{told}</text>'
             )
     for i, name in enumerate(x.names):
-        parts.append(_tick(LEFT + (i + 0.5) * wide, HEIGHT - BOTTOM + 16, name, "middle"))
+        parts.append(_tick(left + (i + 0.5) * wide, HEIGHT - BOTTOM + 16, _cut(name, max(8, int(wide / 6.5))), "middle"))
     for j, name in enumerate(y.names):
-        parts.append(_tick(LEFT - 6, TOP + (len(y.names) - 0.5 - j) * tall + 4, name, "end"))
+        parts.append(_tick(left - 6, TOP + (len(y.names) - 0.5 - j) * tall + 4, _cut(name, LONGEST), "end"))
     return _svg([*parts, *_labels(x, y)], [])
 
 
@@ -271,8 +272,9 @@ def _frame(x: Axis, y: Axis, px: Callable[[float], float], py: Callable[[float],
         parts.append(
             f'<path class="grid" d="M{LEFT} {py(z):.1f}H{WIDTH - RIGHT}"/>' + _tick(LEFT - 6, py(z) + 4, name, "end")
         )
+    room = max(8, int((WIDTH - LEFT - RIGHT) / 6.5 / max(len(x.names), 1)))
     for z, name in x.ticks():
-        parts.append(_tick(px(z), HEIGHT - BOTTOM + 16, name, "middle"))
+        parts.append(_tick(px(z), HEIGHT - BOTTOM + 16, _cut(name, room), "middle"))
     parts.append(f'<path class="grid" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
     return "".join(parts + _labels(x, y))
 
