@@ -311,6 +311,10 @@ def test_names_along_an_axis_do_not_run_into_each_other():
     assert [z[-1] for _, z in ticks] == list("012345")
 
 
+def test_the_areas_of_a_split_have_a_scale():
+    assert "largest circle: 70 samples" in svg.bubbles([[1, 70], [0, 3]])
+
+
 def luminance(colour):
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     return sum(a * (z / 12.92 if z <= 0.04045 else ((z + 0.055) / 1.055) ** 2.4) for a, z in zip(GREY, parts, strict=True))

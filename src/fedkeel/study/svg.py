@@ -245,9 +245,9 @@ def heat_colour(share: float) -> str:
 def bubbles(counts: Sequence[Sequence[int]]) -> str:
     """How many samples of every class (rows) each client (columns) has: the area of a circle."""
     clients, kinds = len(counts), len(counts[0])
-    x, y = Axis("client", -0.8, clients - 0.2), Axis("class", -0.8, kinds - 0.2)
-    px, py = _places(x, y)
     most = max(max(row) for row in counts) or 1
+    x, y = Axis(f"client (largest circle: {most} samples)", -0.8, clients - 0.2), Axis("class", -0.8, kinds - 0.2)
+    px, py = _places(x, y)
     room = 0.5 * max(min((WIDTH - LEFT - RIGHT) / clients * 2.2, (HEIGHT - TOP - BOTTOM) / kinds), 4)
     parts = [_frame(x, y, px, py)]
     for i, row in enumerate(counts):
