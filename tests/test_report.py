@@ -75,6 +75,15 @@ def test_the_page_has_everything(study):
     }
 
 
+def test_what_is_not_seen_is_told(study):
+    """To those who hear the page, and to those who have no pointer for titles that pop up."""
+    text = (study[0] / "report.html").read_text()
+    assert text.count('role="img"') == text.count("<figure") == len(re.findall(r'role="img" aria-label="\w[^"]+"', text))
+    assert 'aria-label="Test accuracy against rounds"' in (study[0] / "report" / "alike-accuracy-rounds.svg").read_text()
+    assert text.count("<th") == text.count("<thead") + len(re.findall("<th scope=(row|col)[ >]", text))
+    assert "≠: apart by more than the two deviations." in text
+
+
 def test_files(study):
     folder = study[0] / "report"
     for path in folder.glob("*.svg"):

@@ -71,7 +71,7 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
     rows = [row for row in results["rows"] if metric in row["paper"]]
     if not rows:
         return ""
-    head = "".join(f"<th scope=col>{escape(plain(z))}</th>" for z in paper["at"])
+    head = "".join(f"<th scope=col>{escape(plain(z))}</th>" for z in ("method", *paper["at"]))
     body = []
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = {column_of(row, paper): row for row in rows if row["method"] == method}
@@ -81,15 +81,16 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
             if row is None:
                 cells.append("<td></td>")
                 continue
-            apart = " <abbr title='apart by more than the two deviations'>≠</abbr>" * differs(row, metric)
+            apart = " <b class=alarm>≠</b>" * differs(row, metric)
             ours, theirs = escape(in_paper_units(row, metric)), escape(str(row["paper"][metric]))
             cells.append(f"<td>{ours}{apart}<br><span class=theirs>{theirs}</span></td>")
         body.append(f"<tr><th scope=row>{escape(method)}</th>{''.join(cells)}</tr>")
+    note = "<p class=note>≠: apart by more than the two deviations.</p>" * ("≠" in "".join(body))
     unit = " (%)" if metric.endswith("accuracy") else ""
     return (
         f"<section><h2>{escape(metric.replace('_', ' ').capitalize())}{unit}: ours, and below it "
         f"{escape(paper['where'] or 'the paper')}</h2><div class=scroll><table class=papers>"
-        f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div></section>"
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>{note}</section>"
     )
 
 
@@ -149,7 +150,7 @@ def _figure(figure: Figure) -> str:
     legend = f"<div class=legend>{keys}</div>" if keys else ""
     return (
         f"<figure data-id='{escape(_id(figure))}'><figcaption>{escape(figure.title)}</figcaption>"
-        f"<div class=canvas>{figure.inline}</div>{legend}</figure>"
+        f"<div class=canvas>{svg.named(figure.inline, figure.title)}</div>{legend}</figure>"
     )
 
 
@@ -165,7 +166,7 @@ def _robustness(results: Mapping[str, Any]) -> str:
         for one in results["robustness"]
     )
     names = ("method", "case", "at", "over", "best accuracy", "decades within 5 % of it")
-    head = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>"
+    head = f"<tr>{''.join(f'<th scope=col>{name}</th>' for name in names)}</tr>"
     table = f"<table class=summary><thead>{head}</thead><tbody>{body}</tbody></table>"
     return f"<section><h2>Robustness</h2><div class=scroll>{table}</div></section>"
 

@@ -94,7 +94,7 @@ def write_report(results: Mapping[str, Any], out: Path, png: bool = False) -> Pa
     for old in [path for path in folder.glob("*.*") if path.suffix in (".svg", ".png") and path.stem not in names]:
         guarded(old, lambda old=old: old.unlink(missing_ok=True))  # of another study that had the directory before
     for name, figure in zip(names, drawn, strict=True):
-        write_atomically(folder / f"{name}.svg", svg.as_file(figure.alone).encode())
+        write_atomically(folder / f"{name}.svg", svg.as_file(svg.named(figure.alone, figure.title)).encode())
     write_atomically(folder / "table.csv", as_csv(results).encode())
     write_atomically(folder / "table.tex", as_latex(results).encode())
     write_atomically(out / "report.html", page(results, drawn).encode())

@@ -312,10 +312,15 @@ def _svg(parts: Sequence[str], legend: Sequence[tuple[str, int]], height: int = 
     return f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {whole}" role="img">{body}</svg>'
 
 
+def named(drawn: str, title: str) -> str:
+    """A plot that tells those who do not see it what it is."""
+    return drawn.replace('role="img"', f'role="img" aria-label="{escape(title)}"', 1)
+
+
 def as_file(drawn: str) -> str:
     """A plot with its style, for a file of its own."""
     style = f"{_coloured(LIGHT)}@media (prefers-color-scheme: dark) {{{_coloured(DARK)}}}"
-    return drawn.replace('role="img">', f'role="img"><style>{style}</style>', 1)
+    return drawn.replace(">", f"><style>{style}</style>", 1)
 
 
 def _coloured(theme: Mapping[str, str]) -> str:
