@@ -205,6 +205,13 @@ def test_apart_from_the_paper():
     assert differs(missed | {"rounds": 53}, "rounds_to_target")
 
 
+def test_latex_takes_any_name(study):
+    row = study[1]["rows"][0] | {"method": r"$x^2$ <50 % ~ \a_b {c} | #1 & d"}
+    line = next(z for z in as_latex(study[1] | {"rows": [row]}).splitlines() if "x" in z and "50" in z)
+    name = r"\$x\^{}2\$ $<$50 \% \~{} \textbackslash{}a\_b \{c\} $|$ \#1 \& d"
+    assert line.startswith(name + " & ")
+
+
 def test_latex_has_the_columns_of_all_rows(study):
     results = study[1]
     later = [row | {"final_more": 0.25, "final_more_std": None} for row in results["rows"][1:]]

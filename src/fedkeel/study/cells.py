@@ -149,7 +149,9 @@ def as_latex(results: Mapping[str, Any]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+TEX = {z: rf"\{z}" for z in "&%_#${}"} | {"±": r"$\pm$", ">": "$>$", "<": "$<$", "|": "$|$"}
+TEX |= {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"}
+
+
 def _tex(text: str) -> str:
-    for sign, safe in (("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("±", r"$\pm$"), (">", "$>$")):
-        text = text.replace(sign, safe)
-    return text
+    return "".join(TEX.get(sign, sign) for sign in text)
