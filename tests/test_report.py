@@ -19,6 +19,7 @@ from fedkeel.study import screen, svg, trackers
 from fedkeel.study.cells import as_latex, cells, differs, table_cells
 from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures, looks
+from fedkeel.study.page import page
 from fedkeel.study.report import draw_png, report, results_of
 from fedkeel.study.runner import run_study
 from fedkeel.study.study import Study
@@ -73,6 +74,17 @@ def test_the_page_has_everything(study):
         *("accuracy-rounds", "accuracy-floats", "train_loss-rounds", "drift-rounds", "cosine-rounds"),
         *("rounds-to-0.2", "rounds-to-0.3", "partition"),
     }
+
+
+def test_all_columns_can_be_sorted(study):
+    results = study[1]
+    odd = [row | {"chosen": {"lr": 0.1}, "axes": {"split": "it's"}} for row in results["rows"]]
+    text = page(results | {"rows": odd, "axes": {"split": ["it's"]}}, [])
+    table = re.search(r"<table class=summary>.*?</table>", text, re.S)[0]
+    values = [re.findall(r"data-value='([^']*)'>", line) for line in table.split("<tr>")[2:]]
+    heads = table.count("<button")
+    assert [len(z) for z in values] == [heads] * 2  # a quote in a value does not end it
+    assert {(z[1], z[-1]) for z in values} == {("it&#x27;s", "lr 0.1")}
 
 
 def test_what_is_not_seen_is_told(study):

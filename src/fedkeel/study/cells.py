@@ -81,9 +81,9 @@ def column_of(row: Row, paper: Mapping[str, Any]) -> Any:
     return next((z for z in paper["at"] if z in (row["case"], *row["axes"].values()) or z == ""), None)
 
 
-def table_cells(row: Row) -> dict[str, tuple[str, float | None]]:
-    """All numbers of a row that the report shows: column -> (text, number to sort by)."""
-    found: dict[str, tuple[str, float | None]] = {}
+def table_cells(row: Row) -> dict[str, tuple[str, float | str | None]]:
+    """All numbers of a row that the report shows: column -> (text, what to sort by)."""
+    found: dict[str, tuple[str, float | str | None]] = {}
     for name in ACCURACIES:
         label = "mean of last 10" if name.startswith("last10") else name.replace("_", " ")
         found[label] = spread(row, name, ".4f"), row[name]
@@ -104,7 +104,8 @@ def table_cells(row: Row) -> dict[str, tuple[str, float | None]]:
     if row.get("memory_mb") is not None:
         found["memory MB"] = f"{row['memory_mb']:.0f}", row["memory_mb"]
     if row["chosen"]:
-        found["chosen"] = ", ".join(f"{key} {_plain(z)}" for key, z in row["chosen"].items()), None
+        chosen = ", ".join(f"{key} {_plain(z)}" for key, z in row["chosen"].items())
+        found["chosen"] = chosen, chosen
     return found
 
 

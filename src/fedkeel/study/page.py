@@ -129,7 +129,7 @@ def _table(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
         method, key = escape(row["method"]), svg.key(style[row["name"]])
         name = f"<th scope=row data-value='{method}'>{key}{method}{failed}</th>"
         cells = [line.get(column, ("", None)) for column in columns]
-        values = ["" if finite(z) is None else z for _, z in cells]
+        values = ["" if finite(z) is None else escape(str(z)) for _, z in cells]
         body.append(
             f"<tr>{name}"
             + "".join(f"<td data-value='{v}'>{escape(t)}</td>" for (t, _), v in zip(cells, values, strict=True))
