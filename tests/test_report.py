@@ -175,11 +175,13 @@ def test_costs_to_target_are_drawn_over_an_axis(tmp_path):
 
 
 def test_a_study_under_way_and_a_single_run(tmp_path):
-    study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 1})
+    study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 2})
     carry_out(study, tmp_path, jobs=1, progress=False)
-    shutil.rmtree(tmp_path / "scaffold-seed0")
+    for seed in (0, 1):
+        shutil.rmtree(tmp_path / f"scaffold-seed{seed}")
     text = report(tmp_path).read_text()
     assert "Runs that are not complete yet" in text
+    assert "<li><b>scaffold</b>, seeds 0, 1</li>" in text
     assert "Runs that failed" not in text
     single = report(tmp_path / "fedavg-seed0").read_text()
     assert "fedavg" in single

@@ -173,10 +173,11 @@ def _robustness(results: Mapping[str, Any]) -> str:
 
 def _failures(results: Mapping[str, Any]) -> str:
     """Two lists: runs with an error, and those of a study under way that are still to come."""
-    every = [(row["name"], seed, why) for row in results["rows"] for seed, why in row["errors"].items()]
-    failed = [(f"{name}, seed {seed}", f": {why}") for name, seed, why in every if why != NOT_RUN]
-    missing = [(f"{name}, seed {seed}", "") for name, seed, why in every if why == NOT_RUN]
-    blocks = []
+    failed, missing, blocks = [], [], []
+    for row in results["rows"]:
+        failed += [(f"{row['name']}, seed {seed}", f": {why}") for seed, why in row["errors"].items() if why != NOT_RUN]
+        if seeds := [str(seed) for seed, why in row["errors"].items() if why == NOT_RUN]:
+            missing.append((row["name"], f", seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"))
     for title, runs in (("Runs that failed", failed), ("Runs that are not complete yet", missing)):
         items = "".join(f"<li><b>{escape(name)}</b>{escape(why)}</li>" for name, why in runs)
         blocks += [f"<section class=failed><h2>{title}</h2><ul>{items}</ul></section>"] if runs else []
