@@ -183,6 +183,11 @@ def test_a_study_under_way_and_a_single_run(tmp_path):
     assert "Runs that are not complete yet" in text
     assert "<li><b>scaffold</b>, seeds 0, 1</li>" in text
     assert "Runs that failed" not in text
+    assert "made from Python" in text
+    (tmp_path / "origin.json").unlink()  # as with runs that were copied
+    text = report(tmp_path).read_text()
+    assert "made from Python" not in text
+    assert f"again: fedkeel compare {tmp_path}/study.toml" in text
     single = report(tmp_path / "fedavg-seed0").read_text()
     assert "fedavg" in single
     assert (tmp_path / "fedavg-seed0" / "report" / "accuracy-rounds.svg").exists()

@@ -45,7 +45,8 @@ def results_of(path: Path) -> dict[str, Any]:
     """What a study or run in a directory has found so far."""
     if (path / "study.toml").exists():
         study = Study.read(runs.read_study(path / "study.toml"))
-        origin = json.loads((path / ORIGIN).read_text()) if (path / ORIGIN).exists() else {}
+        lost = {"command": f"not kept ({ORIGIN} is missing); to run it again: fedkeel compare {path / 'study.toml'}"}
+        origin = json.loads((path / ORIGIN).read_text()) if (path / ORIGIN).exists() else lost
         store = path / origin.get("store", ".")
         if not store.is_dir():
             raise ValueError(
