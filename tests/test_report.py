@@ -350,12 +350,35 @@ def test_the_areas_of_a_split_have_a_scale():
     assert "largest circle: 70 samples" in svg.bubbles([[1, 70], [0, 3]])
 
 
-def luminance(colour):
+def light(colour):
+    """Red, green and blue light of a colour."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return sum(a * (z / 12.92 if z <= 0.04045 else ((z + 0.055) / 1.055) ** 2.4) for a, z in zip(GREY, parts, strict=True))
+    return [z / 12.92 if z <= 0.04045 else ((z + 0.055) / 1.055) ** 2.4 for z in parts]
 
 
-GREY = (0.2126, 0.7152, 0.0722)
+def luminance(colour):
+    return sum(a * z for a, z in zip((0.2126, 0.7152, 0.0722), light(colour), strict=True))
+
+
+def seen_without_green(colour):
+    """CIELAB of what those with deuteranopia see (Vienot et al. 1999)."""
+    red, green, blue = light(colour)
+    yellow, blue = 0.29275 * red + 0.70725 * green, 0.02234 * (green - red) + blue
+    x, y, z = 0.77 * yellow + 0.1805 * blue, 0.9278 * yellow + 0.0722 * blue, 0.1385 * yellow + 0.9505 * blue
+    x, y, z = (max(share, 0.0) ** (1 / 3) for share in (x / 0.9505, y, z / 1.089))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_colours_are_told_apart_without_green():
+    for one, other in itertools.combinations(svg.COLOURS, 2):
+        assert math.dist(seen_without_green(one), seen_without_green(other)) > 15, (one, other)
+    dark = luminance(svg.DARK["paper"])
+    assert all((luminance(z) + 0.05) / (dark + 0.05) > 3 for z in svg.COLOURS)
+
+
+def test_lines_of_the_same_colour_have_dashes_that_differ():
+    first = [float((svg.look(number)[1] or "99").split()[0]) for number in range(16)]
+    assert all(abs(a - b) >= 4 for a, b in zip(first, first[len(svg.COLOURS) :], strict=False))
 
 
 def test_numbers_in_a_heat_map_can_be_read():

@@ -15,10 +15,11 @@ from html import escape
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 66, 12, 10, 44  # margins
 LONGEST = 30  # characters of a name beside a bar or row; more leave no room for these
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (invisible on white); dashes and
-# markers carry the same information again, and 7 x 6 of them are all different.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C")
-DASHES = ("", "8 4", "2 3", "8 3 2 3", "13 4", "13 3 2 3")
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (invisible on white) and with dark
+# grey for their black (invisible on a dark page); dashes and markers carry the same information again, and 7 x 6 of them are
+# all different.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#666666")
+DASHES = ("", "8 4", "2 3", "8 3 2 3", "13 4", "4 3")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus")
 # From few to many; readable for all, also in grey.
 HEAT = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
