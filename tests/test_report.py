@@ -16,6 +16,7 @@ import pytest
 from fedkeel import directory
 from fedkeel.show import amount
 from fedkeel.study import screen, svg, trackers
+from fedkeel.study.axis import Axis
 from fedkeel.study.cells import as_latex, cells, differs, table_cells
 from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures, looks
@@ -23,7 +24,7 @@ from fedkeel.study.page import page
 from fedkeel.study.report import draw_png, report, results_of
 from fedkeel.study.runner import run_study
 from fedkeel.study.study import Study
-from fedkeel.study.svg import Axis, Series
+from fedkeel.study.svg import Series
 
 TASK = {"clients": 10, "rounds": 4, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
 FILE = TASK | {

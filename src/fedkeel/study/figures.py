@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedkeel.study import svg
+from fedkeel.study.axis import Axis, fit
 from fedkeel.study.names import plain
 from fedkeel.study.numbers import NOT_RUN, target_name
-from fedkeel.study.svg import Axis, Series
+from fedkeel.study.svg import Series
 
 Row = Mapping[str, Any]
 MANY = 16  # lines in one plot; more of them are a sweep, shown as such
@@ -118,9 +119,7 @@ def _curve(
             series.append(_series(label_of, style[row["name"]], curve[along], list(curve[column].values())))
     series = [one for one in series if one.x]
     log = column in LOG and all(z is None or z > 0 for one in series for z in one.y)
-    y = svg.fit(
-        [z for one in series for z in (*one.y, *(() if log else (*one.low, *one.high)))], log, NAMES.get(column, column)
-    )
+    y = fit([z for one in series for z in (*one.y, *(() if log else (*one.low, *one.high)))], log, NAMES.get(column, column))
     if column == "accuracy":
         y.low, y.high = max(y.low, 0.0), min(y.high, 1.0)
     x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0))
@@ -218,10 +217,8 @@ def _sweep_curve(
             one.high = [(y or 0.0) + z for y, z in zip(one.y, spreads, strict=True)]
         if any(y is not None for y in one.y):
             series.append(one)
-    x = Axis(axis, -0.3, len(values) - 0.7, names=names) if names else svg.fit(list(place.values()), log, axis)
-    y = svg.fit(
-        [z for one in series for z in (*one.y, *one.low, *one.high)], label=NAMES.get(metric, metric.replace("_", " "))
-    )
+    x = Axis(axis, -0.3, len(values) - 0.7, names=names) if names else fit(list(place.values()), log, axis)
+    y = fit([z for one in series for z in (*one.y, *one.low, *one.high)], label=NAMES.get(metric, metric.replace("_", " ")))
     title = f"{y.label.capitalize()} over {axis}"
     legend = [(one.name, one.look) for one in series]
     data = {"x": [x.low, x.high], "y": [y.low, y.high], "log": False, "logx": log, "unit": axis, "names": names}
