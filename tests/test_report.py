@@ -88,6 +88,18 @@ def test_all_columns_can_be_sorted(study):
     assert {(z[1], z[-1]) for z in values} == {("it&#x27;s", "lr 0.1")}
 
 
+def test_missed_targets_are_sorted_after_those_that_were_reached(study):
+    row = study[1]["rows"][0]
+    missed = {key: None for key in row if "_to_target" in key and not key.startswith("reached")}
+    by = [
+        table_cells(z)["floats to 0.2"][1]
+        for z in (row, row | missed | {"reached_target": 1}, row | missed | {"reached_target": 0})
+    ]
+    assert by == sorted(set(by))  # >200 (1/2) before >200
+    none = row | missed | {"reached_target": 0, "seeds": 0}
+    assert table_cells(none)["rounds to 0.2"] == ("-", None)  # no run: after all, whatever the order
+
+
 def test_what_is_not_seen_is_told(study):
     """To those who hear the page, and to those who have no pointer for titles that pop up."""
     text = (study[0] / "report.html").read_text()

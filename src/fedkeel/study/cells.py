@@ -9,6 +9,7 @@ from fedkeel.study.names import plain
 from fedkeel.study.numbers import ACCURACIES, target_name
 
 Row = Mapping[str, Any]
+BEYOND = 1e15  # where targets that were missed are sorted: after all that were reached
 
 
 def spread(row: Row, name: str, form: str, scale: float = 1.0) -> str:
@@ -91,9 +92,10 @@ def table_cells(row: Row) -> dict[str, tuple[str, float | str | None]]:
         name = target_name(number)
         rounds, missed = row[f"rounds_to_{name}"], row[f"rounds_to_{name}"] is None and row["seeds"] > 0
         told = missed_target(row, name) if missed else spread(row, f"rounds_to_{name}", ".1f")
-        found[f"rounds to {target:g}"] = told, rounds
+        far = BEYOND * (2 - row[f"reached_{name}"] / row["seeds"]) if missed else None
+        found[f"rounds to {target:g}"] = told, far or rounds
         for kind, label in (("floats", "floats"), ("up", "floats up")):
-            found[f"{label} to {target:g}"] = _sent(row, kind, name), row[f"{kind}_to_{name}"]
+            found[f"{label} to {target:g}"] = _sent(row, kind, name), far or row[f"{kind}_to_{name}"]
         if row.get(f"cost_to_{name}") is not None:
             found[f"paper's cost to {target:g}"] = spread(row, f"cost_to_{name}", ".1f"), row[f"cost_to_{name}"]
         if row.get(f"at_{name}_accuracy") is not None:
