@@ -160,6 +160,10 @@ def test_one_axis_is_a_curve(tmp_path):
     curve = next(one for one in figures(results) if one.name == "sweep-lr-final_accuracy")
     assert [one["x"] for one in curve.data["series"]] == [[0.01, 0.1, 1.0]] * 2
     assert results["robustness"][0]["decades"] >= 0
+    text = (tmp_path / "report.html").read_text()
+    table = re.search(r"<h2>Robustness.*?</table>", text, re.S)[0]
+    assert re.findall(r"<th scope=col>(.*?)</th>", table) == ["method", "over", "best accuracy", "decades within 5 % of it"]
+    assert "<dt>metrics</dt><dd>none</dd>" in text
 
 
 def test_a_missing_point_is_a_gap(tmp_path):

@@ -160,13 +160,23 @@ def _figure(figure: Figure) -> str:
 def _robustness(results: Mapping[str, Any]) -> str:
     if not results["robustness"]:
         return ""
-    body = "".join(
-        f"<tr><th scope=row>{escape(one['method'])}</th><td>{escape(one['case'])}</td><td>{_inline(one['at'])}</td>"
-        f"<td>{escape(one['axis'])}</td><td>{one['best']:.3f}</td><td>{one['decades']:.2g}</td></tr>"
+    lines = [
+        {
+            "method": escape(one["method"]),
+            "case": escape(one["case"]),
+            "at": _inline(one["at"]),
+            "over": escape(one["axis"]),
+            "best accuracy": f"{one['best']:.3f}",
+            "decades within 5 % of it": f"{one['decades']:.2g}",
+        }
         for one in results["robustness"]
-    )
-    names = ("method", "case", "at", "over", "best accuracy", "decades within 5 % of it")
+    ]
+    names = [name for name in lines[0] if any(line[name] for line in lines)]
     head = f"<tr>{''.join(f'<th scope=col>{name}</th>' for name in names)}</tr>"
+    body = "".join(
+        f"<tr><th scope=row>{line['method']}</th>{''.join(f'<td>{line[name]}</td>' for name in names[1:])}</tr>"
+        for line in lines
+    )
     table = f"<table class=summary><thead>{head}</thead><tbody>{body}</tbody></table>"
     return f"<section><h2>Robustness</h2><div class=scroll>{table}</div></section>"
 
@@ -209,7 +219,8 @@ def _score(trial: Mapping[str, Any]) -> str:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(str(value))}</dd></div>" for key, value in values.items())
+    told = {key: ", ".join(map(str, z)) or "none" if isinstance(z, list) else str(z) for key, z in values.items()}
+    return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in told.items())
 
 
 def _inline(values: Mapping[str, Any]) -> str:
