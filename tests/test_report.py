@@ -557,6 +557,11 @@ ON_PAPER = """<script>
 const seen = {};
 seen.wide = [...document.querySelectorAll(".scroll")].map(z => z.scrollWidth - z.clientWidth);
 seen.page = document.documentElement.scrollWidth - innerWidth;
+const range = document.createRange();
+seen.broken = [...document.querySelectorAll("dt, thead th")].filter(z => !z.textContent.includes(" ")).filter(z => {
+  range.selectNodeContents(z);
+  return range.getClientRects().length > 1;
+}).map(z => z.textContent);
 seen.headings = [...document.querySelectorAll("h2")].filter(z => z.offsetHeight).map(z => z.textContent);
 document.title = JSON.stringify(seen);
 </script>"""
@@ -572,6 +577,7 @@ def test_on_paper(study, tmp_path):
     )  # A4 with the margins of a browser
     assert len(seen["wide"]) == 4
     assert (max(seen["wide"]), seen["page"]) == (0, 0)
+    assert seen["broken"] == []  # words
     assert "Search of hyper-parameters" not in seen["headings"]  # its lists are closed
     shown = text.partition("@media print")[0]
     assert "@media screen and (prefers-color-scheme: dark)" in shown  # paper is white for everybody
