@@ -393,6 +393,14 @@ def test_colours_are_told_apart_without_green():
     assert all((luminance(z) + 0.05) / (dark + 0.05) > 3 for z in svg.COLOURS)
 
 
+@pytest.mark.parametrize("paper", ["#ffffff", svg.DARK["paper"]])
+def test_the_circles_of_a_split_stand_out(paper):
+    fill, share = re.search(r'fill="(#\w{6})" fill-opacity="([^"]*)"', svg.bubbles([[1]])).groups()
+    mixed = [float(share) * int(fill[i : i + 2], 16) + (1 - float(share)) * int(paper[i : i + 2], 16) for i in (1, 3, 5)]
+    low, high = sorted(luminance(z) for z in (paper, "#" + "".join(f"{round(z):02x}" for z in mixed)))
+    assert (high + 0.05) / (low + 0.05) > 3
+
+
 def test_lines_of_the_same_colour_have_dashes_that_differ():
     first = [float((svg.look(number)[1] or "99").split()[0]) for number in range(16)]
     assert all(abs(a - b) >= 4 for a, b in zip(first, first[len(svg.COLOURS) :], strict=False))

@@ -190,8 +190,8 @@ def bubbles(counts: Sequence[Sequence[int]]) -> str:
     parts = [_frame(x, y, px, py)]
     for i, row in enumerate(counts):
         parts += [
-            f'<circle cx="{px(i):.1f}" cy="{py(k):.1f}" r="{max(room * math.sqrt(n / most), 0.35):.2f}" fill="#0072B2"'
-            ' fill-opacity="0.6"/>'
+            f'<circle cx="{px(i):.1f}" cy="{py(k):.1f}" r="{max(room * math.sqrt(n / most), 0.35):.2f}" fill="#1F80BB"'
+            ' fill-opacity="0.8"/>'
             for k, n in enumerate(row)
             if n
         ]
