@@ -165,3 +165,17 @@ def test_a_sweep_over_splits_says_which_one_is_drawn(tmp_path):
     assert [one.title for one in drawn if one.name == "partition"] == [title]
     plain = figures(carry_out(read({"fedavg": {}}), tmp_path / "b", jobs=1, progress=False))
     assert [z.title for z in plain if z.name == "partition"] == ["Samples of every class that a client has (area)"]
+
+
+def test_runs_on_other_data_are_not_put_beside_complete_ones(fedkeel, tmp_path):
+    """A folder that has a part of a set, where the whole set was before: same name, same settings."""
+    words = ["compare", *FLAGS, "--algorithms", "fedavg", "--out", "s"]
+    assert fedkeel(*words, "--seeds", "1")[0] == 0
+    kept = tmp_path / "s/fedavg-seed0/summary.json"
+    assert fedkeel(*words, "--seeds", "2")[0] == 0  # the same data
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"data": "those of another day"}))
+    (tmp_path / "s/fedavg-seed1/summary.json").unlink()
+    code, _, err = fedkeel(*words, "--seeds", "3")
+    assert code == 2
+    assert "data: digits is not here what it was for fedavg seed 0, which is complete" in " ".join(err.split())
+    assert fedkeel(*words, "--seeds", "1")[0] == 0  # nothing to be run

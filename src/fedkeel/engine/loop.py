@@ -339,7 +339,7 @@ class Trainer:
         who = (self.engine.name, self.engine.why)
         run = Run(self.server.x.clone(), module, self.server, clients, self.history, self.algo, *who, out)
         if self.directory is not None:
-            self.directory.end(run)
+            self.directory.end(run, self.fingerprint)
         return run
 
 

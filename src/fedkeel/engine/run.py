@@ -145,10 +145,11 @@ class RunDirectory:
 
         guarded(self.path / "metrics.jsonl", write)
 
-    def end(self, run: Run) -> None:
+    def end(self, run: Run, data: str | None) -> None:
+        """data: the fingerprint of the data and their split."""
         weights = {name: z.detach().cpu().clone() for name, z in run.model.state_dict().items()}
         write_atomically(self.path / "model.safetensors", save(weights))
-        write_atomically(self.path / "summary.json", json.dumps(run.summary(), indent=2).encode())
+        write_atomically(self.path / "summary.json", json.dumps(run.summary() | {"data": data}, indent=2).encode())
 
 
 def as_toml(value: Any) -> Any:

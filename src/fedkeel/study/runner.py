@@ -12,11 +12,10 @@ from typing import Any
 
 from fedkeel import config as runs
 from fedkeel import directory
-from fedkeel.config import RunConfig
 from fedkeel.engine.auto import cores
-from fedkeel.fields import SETTINGS
 from fedkeel.study import pool
 from fedkeel.study.bar import StudyBar
+from fedkeel.study.loaded import Data
 from fedkeel.study.numbers import NOT_RUN, Outcome, finite, of_run
 from fedkeel.study.pool import Job
 from fedkeel.study.search import Trials
@@ -231,6 +230,7 @@ class Scheduler:
             heapq.heappush(self.queue, (turn, next(self.number), job))
         self.bar.already(complete)
         for job in complete:
+            self.data.had(job)
             self._end(job, None, told=False)
         for job, why in refused:
             self._end(job, why)
@@ -266,29 +266,3 @@ class Scheduler:
             self._ask(place, self.plans[place].send(outcomes))
         except StopIteration as end:
             self.results[place] = end.value
-
-
-class Data:
-    """The data of the last few tasks, loaded once for all runs on them."""
-
-    KEEP = 3
-
-    def __init__(self) -> None:
-        self.loaded: dict[tuple[Any, ...], Any] = {}
-
-    @staticmethod
-    def key(config: RunConfig) -> tuple[str, ...]:
-        """Two runs with the same key have the same data and model."""
-        names = [name for name, about in SETTINGS.items() if about.group == "Data"]
-        return tuple(repr(getattr(config, name, None)) for name in (*names, "model"))
-
-    def of(self, config: RunConfig) -> Any:
-        key = self.key(config)
-        if key not in self.loaded:
-            while len(self.loaded) >= self.KEEP:
-                del self.loaded[next(iter(self.loaded))]
-            fed = runs.federation(config)
-            if fed.test is None:
-                raise ValueError(f"data: {config.data} has no test samples, so methods cannot be compared by their accuracy")
-            self.loaded[key] = fed
-        return self.loaded[key]

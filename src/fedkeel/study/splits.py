@@ -12,8 +12,8 @@ from fedkeel.config import RunConfig, with_split_defaults
 from fedkeel.data.bubbles import label_counts
 from fedkeel.engine.checkpoint import write_atomically
 from fedkeel.fields import SETTINGS
+from fedkeel.study.loaded import Data
 from fedkeel.study.results import ORIGIN
-from fedkeel.study.runner import Data
 from fedkeel.study.study import Study
 
 MOST = 200  # clients and classes in the plot of a split
