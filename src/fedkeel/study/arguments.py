@@ -93,7 +93,7 @@ SHARED: dict[str, tuple[Any, Any]] = {
         None,
         "--mlflow",
         "URI",
-        "Rows to MLflow, too; '' is its default place. [dim]E.g. --mlflow file:runs/mlflow[/dim]",
+        "Rows to MLflow, too; '' is its default place. [dim]E.g. --mlflow sqlite:///mlflow.db[/dim]",
     ),
     "wandb": _option(
         str | None, None, "--wandb", "PROJECT", "Rows to Weights & Biases, too. [dim]E.g. --wandb fedkeel[/dim]"

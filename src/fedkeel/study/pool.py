@@ -126,7 +126,8 @@ class Forks:
         """Ends the runs that are still going; they go on from their checkpoints the next time."""
         for job in self.pipes.values():
             job.process.terminate()
-        for job in self.pipes.values():
+        for pipe, job in self.pipes.items():
+            pipe.close()  # or one that is telling something would wait for us, and we for it
             job.process.join()
         self.pipes = {}
 
@@ -175,6 +176,8 @@ def _serve(job: Job, fed: Any, pipe: Connection, others: list[Connection], drive
     die_with(driver)
     torch.set_num_threads(1)  # threads that the study's own process may have started do not live here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the study's business
+    if job.trackers:  # they are told that the run was stopped
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     for other in others:
         other.close()
     with contextlib.suppress(BrokenPipeError):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,16 @@ Log = Callable[[Row], None]
 
 
 def check(names: Mapping[str, str]) -> None:
-    """Raises if the package of a tracker is not there; it has the tracker's name."""
+    """Raises if the package of a tracker is not there (it has the tracker's name), or MLflow's place cannot be used."""
     for name in names:
         try:
             importlib.import_module(name)
         except ImportError:
             raise ValueError(f"{name}: its package is not installed; pip install {name}") from None
+    if "mlflow" in names:  # a new database is made once, by a process that ends: runs beside each other would all make it
+        with ProcessPoolExecutor(1) as aside:
+            if why := aside.submit(_open_mlflow, names["mlflow"]).result():
+                raise ValueError(f"mlflow: {why}")
 
 
 def numbers(row: Row) -> dict[str, float]:
@@ -57,14 +63,15 @@ def _begun(tracker: str, place: str, name: str, config: Mapping[str, Any]) -> It
 
 @contextlib.contextmanager
 def _tensorboard(place: str, name: str, config: Mapping[str, Any]) -> Iterator[Log]:
-    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     folder = Path(place or "runs/tensorboard") / name
     folder.mkdir(parents=True, exist_ok=True)
     writer = EventFileWriter(str(folder))
-    import time
+    # what an earlier process told of this run gives way to what is told now, which is the run from its first round on
+    writer.add_event(Event(wall_time=time.time(), step=0, session_log=SessionLog(status=SessionLog.START)))
 
     def log(row: Row) -> None:
         values = [Summary.Value(tag=key, simple_value=z) for key, z in numbers(row).items()]
@@ -76,16 +83,32 @@ def _tensorboard(place: str, name: str, config: Mapping[str, Any]) -> Iterator[L
         writer.close()
 
 
+def _open_mlflow(place: str) -> str | None:
+    """Makes what is missing at an MLflow's place; in words why it cannot."""
+    import mlflow
+
+    try:
+        if place:
+            mlflow.set_tracking_uri(place)
+        mlflow.set_experiment("fedkeel")
+    except Exception as error:
+        return " ".join(str(error).split())
+    return None
+
+
 @contextlib.contextmanager
 def _mlflow(place: str, name: str, config: Mapping[str, Any]) -> Iterator[Log]:
     import mlflow
 
-    if place:
-        mlflow.set_tracking_uri(place)
-    mlflow.set_experiment("fedkeel")
+    if why := _open_mlflow(place):
+        raise ValueError(why)
     with mlflow.start_run(run_name=name):
         mlflow.log_params({key: str(z) for key, z in config.items()})
-        yield lambda row: mlflow.log_metrics(numbers(row), step=row["round"])
+        try:
+            yield lambda row: mlflow.log_metrics(numbers(row), step=row["round"])
+        except KeyboardInterrupt:
+            mlflow.end_run("KILLED")
+            raise
 
 
 @contextlib.contextmanager
@@ -95,8 +118,10 @@ def _wandb(place: str, name: str, config: Mapping[str, Any]) -> Iterator[Log]:
     run = wandb.init(project=place or "fedkeel", name=name, config=dict(config), reinit=True)
     try:
         yield lambda row: run.log(numbers(row), step=row["round"])
-    finally:
-        run.finish()
+    except BaseException:
+        run.finish(exit_code=1)
+        raise
+    run.finish()
 
 
 TRACKERS = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
