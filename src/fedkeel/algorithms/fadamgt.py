@@ -53,7 +53,7 @@ class FAdamGT(Algorithm):
     """
 
     lr: float = hp(1e-3, "eta_l, local step size", above=0)
-    tracking: float | None = hp(None, "Y, clients of a round that update y: a count, a fraction, None: all", least=0)
+    tracking: int | float | None = hp(None, "Y, clients of a round that update y: a count, a fraction, None: all", least=0)
     beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
     beta2: float = hp(0.99, "decay of the second moment", least=0, below=1)
     eps: float = hp(1e-8, "added to the root of v_hat", above=0)

@@ -28,13 +28,16 @@ class Part(BaseModel):
 class Range(Part):
     """Values of an axis that are evenly spaced on a logarithmic scale, both ends included."""
 
-    start: float = Field(alias="from", gt=0, description="First value.")
-    to: float = Field(gt=0, description="Last value.")
+    start: float = Field(alias="from", gt=0, allow_inf_nan=False, description="First value.")
+    to: float = Field(gt=0, allow_inf_nan=False, description="Last value.")
     per_decade: int = Field(3, ge=1, description="Values per factor of ten.")
 
-    def values(self) -> list[float]:
+    def values(self, counts: bool = False) -> list[float]:
+        """counts: of something that may be a whole number, which all values are if both ends are."""
         count = max(1, round(abs(math.log10(self.to / self.start)) * self.per_decade))
-        return [float(f"{self.start * (self.to / self.start) ** (i / count):.3g}") for i in range(count + 1)]
+        found = [float(f"{self.start * (self.to / self.start) ** (i / count):.3g}") for i in range(count + 1)]
+        whole = counts and self.start.is_integer() and self.to.is_integer()
+        return list(dict.fromkeys(map(round, found))) if whole else found
 
 
 class Search(Part):
@@ -134,12 +137,14 @@ KINDS = ("bool", "int", "float", "str", "Range")  # of a value, in the place of 
 def _one_line(error: ValidationError) -> str:
     from fedkeel.core.algorithm import nearest
 
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((one for one in errors if "Range" in one["loc"][:-1]), errors[0])  # not that a range is no list
     path = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "function-")) and part not in KINDS]
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
-        known = {"search": Search, "paper": Paper}.get(path[0], StudyFile)
-        return f"study: {where}: unknown key{nearest(path[-1], list(known.model_fields))}"
+        known = {"search": Search, "paper": Paper, "sweep": Range}.get(path[0], StudyFile)
+        names = [field.alias or name for name, field in known.model_fields.items()]
+        return f"study: {where}: unknown key{nearest(path[-1], names)}"
     if path[0] == "methods" and len(path) < 3:
         return "methods: in a study file it must be tables, for example [methods.fedlada] with lr = 0.01"
     if path in (["cases"], ["paper"]):
@@ -148,7 +153,8 @@ def _one_line(error: ValidationError) -> str:
     meant = f". {about.description}" if about else ""
     if first["type"] == "missing":
         return f"study: {where} is missing" + ("; every case must have a name of its own" if path[0] == "cases" else meant)
-    return f"study: {where} = {first['input']!r} is not allowed: {first['msg'].lower()}{meant}"
+    why = "input should be a number, a text, true or false" if first["loc"][-1] == "bool" else first["msg"].lower()
+    return f"study: {where} = {first['input']!r} is not allowed: {why}{meant}"
 
 
 def split_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+from fedkeel.config import RunConfig
 from fedkeel.core.algorithm import lookup
 from fedkeel.fields import SETTINGS
 from fedkeel.study.file import StudyFile
@@ -21,6 +22,16 @@ def fields_of(label: str, table: Mapping[str, Any]) -> list[str]:
 def names_of(file: StudyFile) -> set[str]:
     """All settings, and the hyper-parameters of all methods."""
     return set(SETTINGS).union(*(fields_of(label, table) for label, table in file.methods.items()))
+
+
+def takes_counts(axis: str, file: StudyFile) -> bool:
+    """May the values of an axis be whole numbers, as those of local_steps, cohort or memory?"""
+    for label, table in file.methods.items():
+        kinds = get_type_hints(RunConfig) | get_type_hints(lookup(table.get("algorithm", label)))
+        kind = kinds.get(table.get("over", {}).get(axis, axis))
+        if int in (kind, *get_args(kind)):
+            return True
+    return False
 
 
 def plain(value: Any) -> str:

@@ -27,7 +27,7 @@ from fedkeel.study.checks import (
 )
 from fedkeel.study.columns import check_column
 from fedkeel.study.file import METHOD_KEYS, Paper, Range, Search, StudyFile, read_parts
-from fedkeel.study.names import fields_of, plain, safe
+from fedkeel.study.names import fields_of, plain, safe, takes_counts
 
 MANY = 100_000  # runs; more than that is a slip of the pen
 
@@ -99,7 +99,9 @@ class Study:
         task, file = read_parts(values)
         if not file.methods:
             raise ValueError("algorithms: there are none; for example fedavg,scaffold,fedlada")
-        axes = {name: z.values() if isinstance(z, Range) else list(z) for name, z in file.sweep.items()}
+        axes = {
+            name: z.values(takes_counts(name, file)) if isinstance(z, Range) else list(z) for name, z in file.sweep.items()
+        }
         check_file(file, axes)
         cases: Sequence[Mapping[str, Any]] = file.cases or [{}]
         tried: set[str] = set()
