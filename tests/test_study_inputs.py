@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from fedkeel.study.edit import choose_methods
 from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "rounds": 2, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
@@ -52,3 +53,46 @@ def test_whole_numbers_of_a_range_are_not_there_twice():
 def test_what_is_wrong_with_an_axis(values, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         read(sweep={"lr": values})
+
+
+# Files and commands ---------------------------------------------------------------------------------------------------
+
+METHODS = "rounds = 2\nseeds = 1\n[methods.fedavg]\n[methods.fedprox]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[[cases]]\nname = "a"\nmethods.fedavgg.lr = 0.1\n', "cases: a: fedavgg is not among the methods: fedavg, fedprox"),
+        ('[[paper]]\nmetric = "best_accuracy"\nvalues.fedavgg = [1]\n', "paper: fedavgg is not among the methods"),
+    ],
+)
+def test_a_name_that_is_no_method_is_refused_in_a_command_too(fedkeel, tmp_path, text, words):
+    (tmp_path / "x.toml").write_text(METHODS + text)
+    code, out, err = fedkeel("compare", str(tmp_path / "x.toml"))
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_methods_that_are_not_chosen_leave_cases_and_papers():
+    cases = [{"name": "a", "methods": {"fedavg": {"lr": 0.1}, "fedprox": {"lr": 0.2}}}]
+    paper = [{"metric": "best_accuracy", "values": {"fedavg": [1], "fedprox": [2]}}]
+    file = choose_methods({"methods": {"fedavg": {}, "fedprox": {}}, "cases": cases, "paper": paper}, "fedprox,moon")
+    assert list(file["methods"]) == ["fedprox", "moon"]
+    assert file["cases"][0]["methods"] == {"fedprox": {"lr": 0.2}}
+    assert file["paper"][0]["values"] == {"fedprox": [2]}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["sweep", "--over", "lr=0.1,0.2", "--over", "lr=0.3"],
+            "over = 'lr=0.3' is not allowed beside another axis lr; give it all its values at once",
+        ),
+        (["reproduce", "gradma/tab1", "--cases", ","], "cases = ',' is not allowed; it must fit one of: MNIST S=10"),
+    ],
+)
+def test_what_would_be_left_out_or_mean_all(fedkeel, words, told):
+    code, _, err = fedkeel(*words, "--algorithms", "fedavg")
+    assert (code, err[: len(told) + 7]) == (2, f"error: {told}")

@@ -56,13 +56,14 @@ def choose_methods(file: File, names: str) -> File:
     listed = [name.strip() for name in names.split(",") if name.strip()] or list(tables)
     if len(set(listed)) < len(listed):
         raise ValueError(f"algorithms = {names!r} is not allowed; it must be different names")
-    cases = [_with_methods(case, listed) for case in file.get("cases", [])]
-    paper = [one | {"values": {z: v for z, v in one["values"].items() if z in listed}} for one in file.get("paper", [])]
+    others = set(tables) - set(listed)  # a name that is not among the tables stays, to be refused
+    cases = [dict(case) | {"methods": _without(others, case.get("methods", {}))} for case in file.get("cases", [])]
+    paper = [one | {"values": _without(others, one["values"])} for one in file.get("paper", [])]
     return file | {"methods": {name: dict(tables.get(name, {})) for name in listed}, "cases": cases, "paper": paper}
 
 
-def _with_methods(case: Mapping[str, Any], listed: Sequence[str]) -> File:
-    return dict(case) | {"methods": {name: z for name, z in case.get("methods", {}).items() if name in listed}}
+def _without(names: set[str], values: Mapping[str, Any]) -> File:
+    return {name: z for name, z in values.items() if name not in names}
 
 
 def set_values(file: File, changes: Sequence[str]) -> File:
@@ -96,7 +97,7 @@ def choose_cases(file: File, patterns: str) -> File:
     """The cases whose names fit one of the patterns of --cases, a comma between them: patterns with `*`, or whole words of
     the name, so that `cifar-10` does not mean CIFAR-100."""
     wanted = [z.strip().lower() for z in patterns.split(",") if z.strip()]
-    if not wanted:
+    if not patterns:
         return file
     names = [case["name"] for case in file.get("cases", [])]
     kept = [name for name in names if any(_fits(name.lower(), pattern) for pattern in wanted)]
@@ -126,12 +127,15 @@ def _at_cases(paper: Mapping[str, Any], names: Sequence[str], kept: Sequence[str
 
 def add_axes(file: File, over: Sequence[str]) -> File:
     """Axes of --over NAME=VALUES: values with commas between them, or FROM:TO:POINTS-PER-DECADE."""
-    sweep = dict(file.get("sweep", {}))
+    sweep, given = dict(file.get("sweep", {})), set()
     for one in over:
         name, equals, text = one.partition("=")
         name, example = name.replace("-", "_"), "for example lr=0.01,0.1 or lr=1e-4:1:3"
         if not name or not equals or not text:
             raise ValueError(f"over = {one!r} is not allowed; it must be NAME=VALUES, {example}")
+        if name in given:
+            raise ValueError(f"over = {one!r} is not allowed beside another axis {name}; give it all its values at once")
+        given.add(name)
         if ":" in text:
             parts = [literal(z) for z in text.split(":")]
             if len(parts) not in (2, 3) or not all(isinstance(z, int | float) for z in parts):
