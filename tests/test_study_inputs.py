@@ -96,3 +96,19 @@ def test_methods_that_are_not_chosen_leave_cases_and_papers():
 def test_what_would_be_left_out_or_mean_all(fedkeel, words, told):
     code, _, err = fedkeel(*words, "--algorithms", "fedavg")
     assert (code, err[: len(told) + 7]) == (2, f"error: {told}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"clients": 0}, "clients = 0 is not allowed; it must be a whole number >= 1"),
+        ({"clients": -3, "cohort": 0.5}, "clients = -3 is not allowed; it must be a whole number >= 1"),
+        (
+            {"methods": {"fedavg": {"lr": {"from": 0.1, "to": 1.0}}}},
+            "hyperparameters.lr = {'from': 0.1, 'to': 1.0} is not allowed; it must be a number, a word, true or false",
+        ),
+    ],
+)
+def test_the_field_that_is_wrong_is_named(changes, words):
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        read(**changes)

@@ -123,11 +123,13 @@ def _one_line(error: ValidationError) -> str:
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown setting{nearest(key, SETTINGS)}"
-    return _refused(key, first["input"], ".".join(map(str, first["loc"][: 2 if key == "hyperparameters" else 1])))
+    if key == "hyperparameters" and len(first["loc"]) > 1:
+        return f"{key}.{first['loc'][1]} = {first['input']!r} is not allowed; it must be a number, a word, true or false"
+    return _refused(key, first["input"])
 
 
-def _refused(key: str, value: Any, name: str = "") -> str:
-    return f"{name or key} = {value!r} is not allowed; it must be {SETTINGS[key].allowed}"
+def _refused(key: str, value: Any) -> str:
+    return f"{key} = {value!r} is not allowed; it must be {SETTINGS[key].allowed}"
 
 
 # Study files ----------------------------------------------------------------------------------------------------------

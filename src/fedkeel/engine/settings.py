@@ -61,6 +61,8 @@ class Settings:
     def check_clients(self, N: int) -> None:
         """The checks that need the number of clients."""
         S = self.cohort
+        if N < 1:
+            raise refuse("clients", N, "a whole number >= 1")
         if isinstance(S, int) and not 1 <= S <= N:
             raise refuse("cohort", S, f"from 1 to the number of clients, {N}")
         if isinstance(S, float) and not 0 < S <= 1:
