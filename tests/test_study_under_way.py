@@ -179,3 +179,12 @@ def test_runs_on_other_data_are_not_put_beside_complete_ones(fedkeel, tmp_path):
     assert code == 2
     assert "data: digits is not here what it was for fedavg seed 0, which is complete" in " ".join(err.split())
     assert fedkeel(*words, "--seeds", "1")[0] == 0  # nothing to be run
+
+
+def test_an_origin_that_cannot_be_read_is_named(tmp_path):
+    carry_out(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)
+    (tmp_path / "origin.json").write_text("{")
+    with pytest.raises(ValueError, match=r"^out: .*origin.json cannot be read: "):
+        report(tmp_path)
+    with pytest.raises(ValueError, match=r"^out: .*origin.json cannot be read: "):
+        carry_out(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)

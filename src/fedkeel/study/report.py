@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from fedkeel.study.names import safe
 from fedkeel.study.numbers import Outcome
 from fedkeel.study.page import page
 from fedkeel.study.reading import read_study
-from fedkeel.study.results import ORIGIN, as_csv, collect
+from fedkeel.study.results import ORIGIN, as_csv, collect, read_origin
 from fedkeel.study.runner import Found
 from fedkeel.study.splits import shown_splits
 from fedkeel.study.study import Study
@@ -46,7 +45,7 @@ def results_of(path: Path) -> dict[str, Any]:
     if (path / "study.toml").exists():
         study = Study.read(runs.read_study(path / "study.toml"))
         lost = {"command": f"not kept ({ORIGIN} is missing); to run it again: fedkeel compare {path / 'study.toml'}"}
-        origin = json.loads((path / ORIGIN).read_text()) if (path / ORIGIN).exists() else lost
+        origin = read_origin(path) or lost
         store = path / origin.get("store", ".")
         if not store.is_dir():
             raise ValueError(

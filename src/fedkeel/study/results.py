@@ -134,8 +134,17 @@ def begin(study: Study, out: Path, store: Path, command: str, fresh: bool) -> No
     write_atomically(out / "study.toml", tomli_w.dumps(as_toml(study.file)).encode())
     origin = {"command": command, "store": os.path.relpath(store, out), "partitions": {}}
     if (out / ORIGIN).exists() and not fresh:
-        origin["partitions"] = json.loads((out / ORIGIN).read_text()).get("partitions", {})
+        origin["partitions"] = read_origin(out).get("partitions", {})
     write_atomically(out / ORIGIN, json.dumps(origin).encode())
+
+
+def read_origin(out: Path) -> dict[str, Any]:
+    """The command of a study, where its runs lie, and how their data were split; {} if it is not told."""
+    path = out / ORIGIN
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"out: {path} cannot be read: {error}") from None
 
 
 def as_csv(results: Mapping[str, Any]) -> str:

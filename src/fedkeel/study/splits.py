@@ -13,7 +13,7 @@ from fedkeel.data.bubbles import label_counts
 from fedkeel.engine.checkpoint import write_atomically
 from fedkeel.fields import SETTINGS
 from fedkeel.study.loaded import Data
-from fedkeel.study.results import ORIGIN
+from fedkeel.study.results import ORIGIN, read_origin
 from fedkeel.study.study import Study
 
 MOST = 200  # clients and classes in the plot of a split
@@ -46,7 +46,7 @@ def shown_splits(study: Study, counts: Mapping[str, Any]) -> dict[str, Any]:
 
 def count_splits(study: Study, out: Path) -> dict[str, Any]:
     """The same, with the splits of this study counted and kept in its directory; nothing where data are absent."""
-    origin = json.loads((out / ORIGIN).read_text())
+    origin = read_origin(out)
     data, known, counts = Data(), origin["partitions"], {}
     for split in [split_of(study, case) for case in study.cases]:
         if split.key in known:
