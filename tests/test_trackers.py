@@ -103,3 +103,20 @@ def test_tensorboard_shows_every_round_of_a_continued_run_once(tmp_path):
     events = EventAccumulator(str(tmp_path / "x"))
     events.Reload()
     assert [z.step for z in events.Scalars("train_loss")] == [0, 1, 2, 3, 4]
+
+
+def test_going_on_tells_the_trackers_too(fedkeel, monkeypatch):
+    @contextlib.contextmanager
+    def pretend(place, name, config):
+        yield lambda row: None
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", pretend)
+    stand_in(monkeypatch, "tensorboard")
+    monkeypatch.setattr("fedkeel.directory.holds_run", lambda path: True)
+    monkeypatch.setattr("fedkeel.directory.difference", lambda *_: None)
+    monkeypatch.setattr("fedkeel.config.run", interrupted)
+    code, _, err = fedkeel("run", "--rounds", "3", "--tensorboard", "my tb")
+    assert (code, err.splitlines()[-1]) == (130, "interrupted; go on with: fedkeel run --rounds 3 --tensorboard 'my tb'")

@@ -95,7 +95,8 @@ def run(
     places = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
     asked = {name: place for name, place in places.items() if place is not None}
     trackers.check(asked)
-    _train(config, out, fresh, asked)
+    again = shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh")  # `resume` would not tell the trackers
+    _train(config, out, fresh, asked, again if asked else None)
 
 
 @app.command()
@@ -108,8 +109,11 @@ def resume(
     _train(runs.resolve(runs.stored(directory)), directory, fresh=False)
 
 
-def _train(config: RunConfig, out: Path, fresh: bool, trackers: Mapping[str, str] | None = None) -> None:
-    """Runs, continues or shows the run in `out`, whichever it needs. trackers: who else is told every round."""
+def _train(
+    config: RunConfig, out: Path, fresh: bool, trackers: Mapping[str, str] | None = None, again: str | None = None
+) -> None:
+    """Runs, continues or shows the run in `out`, whichever it needs. trackers: who else is told every round. again: how to
+    go on, if not by `resume`."""
     from fedkeel import config as runs
     from fedkeel import directory, show
     from fedkeel.progress import RoundBar
@@ -124,7 +128,7 @@ def _train(config: RunConfig, out: Path, fresh: bool, trackers: Mapping[str, str
             return show.run_summary(found, out)
         typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")
     with (
-        stopped(f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)),
+        stopped(again or f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)),
         tracked(trackers or {}, out.name, config.model_dump(exclude_none=True)) as log,
         RoundBar(config.algorithm, config.rounds) as bar,
     ):
