@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures
 from fedkeel.study.numbers import NOT_RUN
 from fedkeel.study.report import report, results_of
+from fedkeel.study.results import _robustness
 from fedkeel.study.runner import run_study
 from fedkeel.study.study import Study
 
@@ -188,3 +190,15 @@ def test_an_origin_that_cannot_be_read_is_named(tmp_path):
         report(tmp_path)
     with pytest.raises(ValueError, match=r"^out: .*origin.json cannot be read: "):
         carry_out(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)
+
+
+def test_a_value_at_which_seeds_fail_is_not_robust():
+    def decades(errors):
+        seeds = {0.1: ({}, 3), 1.0: (errors, 3 - len(errors)), 10.0: ({}, 3)}
+        parts = {"case": "", "method": "x", "final_accuracy": 0.9}
+        rows = [parts | {"axes": {"lr": z}, "seeds": many, "errors": told} for z, (told, many) in seeds.items()]
+        return _robustness(SimpleNamespace(axes={"lr": list(seeds)}), rows)[0]["decades"]
+
+    assert decades({}) == pytest.approx(2.0)
+    assert decades({0: "it diverged"}) == 0.0
+    assert decades({0: NOT_RUN}) == pytest.approx(2.0)  # so far

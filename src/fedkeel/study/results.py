@@ -107,7 +107,8 @@ def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
                 others = tuple((key, z) for key, z in row["axes"].items() if key != axis)
                 if row["final_accuracy"] is None and NOT_RUN in row["errors"].values():
                     continue
-                score = row["final_accuracy"] if row["final_accuracy"] is not None else 0.0  # diverged: worth nothing
+                failed = sum(why != NOT_RUN for why in row["errors"].values())  # diverged: worth nothing
+                score = (row["final_accuracy"] or 0.0) * row["seeds"] / max(row["seeds"] + failed, 1)
                 lines.setdefault((row["case"], row["method"], others), []).append((row["axes"][axis], score))
         for (case, method, others), points in lines.items():
             if max(z for _, z in points) == 0.0:
