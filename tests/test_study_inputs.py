@@ -101,6 +101,11 @@ def test_what_would_be_left_out_or_mean_all(fedkeel, words, told):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        (
+            {"hyperparameters": {"lr": 0.3}},
+            "hyperparameters = {'lr': 0.3} is not allowed; methods have tables, [methods.NAME]",
+        ),
+        ({"algorithm": "fedavg"}, "algorithm = 'fedavg' is not allowed; methods have tables, [methods.NAME]"),
         ({"clients": 0}, "clients = 0 is not allowed; it must be a whole number >= 1"),
         ({"clients": -3, "cohort": 0.5}, "clients = -3 is not allowed; it must be a whole number >= 1"),
         (

@@ -16,6 +16,7 @@ from fedkeel.core.rules import pick
 from fedkeel.engine.settings import Settings
 from fedkeel.fields import SETTINGS
 from fedkeel.study.checks import (
+    IN_TABLES,
     check_branch,
     check_case,
     check_directories,
@@ -97,6 +98,8 @@ class Study:
     def read(cls, values: Mapping[str, Any]) -> Study:
         """The study that the content of a file describes; everything in it is checked here."""
         task, file = read_parts(values)
+        for key in [key for key in ("algorithm", "hyperparameters") if key in values]:  # they would be of one method only
+            raise ValueError(f"{key} = {values[key]!r} is not allowed; {IN_TABLES}")
         if not file.methods:
             raise ValueError("algorithms: there are none; for example fedavg,scaffold,fedlada")
         axes = {
