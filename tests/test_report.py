@@ -448,7 +448,6 @@ def test_a_tracker_that_is_not_installed(monkeypatch):
 
 
 def test_tensorboard_event_files(tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1})

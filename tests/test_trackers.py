@@ -92,7 +92,6 @@ def test_a_tracker_learns_that_a_study_was_stopped(tmp_path, monkeypatch):
 
 
 def test_tensorboard_shows_every_round_of_a_continued_run_once(tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for rounds in (3, 5):  # a run that goes on tells its first rounds again
