@@ -287,6 +287,8 @@ def test_a_name_is_given_once(name: str, used: bool, monkeypatch: pytest.MonkeyP
     method()
     first = registry.lookup(name)
     if not used and name != "contributed":
+        package, _, own = first.__module__.rpartition(".")
+        monkeypatch.setattr(sys.modules[package], own, sys.modules[first.__module__])  # put back what the import replaces
         monkeypatch.delitem(registry._registry, name)
         monkeypatch.delitem(sys.modules, first.__module__)
     other = type("Other", (Plain,), {})

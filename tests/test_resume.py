@@ -254,7 +254,7 @@ CHANGES: list[tuple[str, dict[str, Any], str]] = [
     ("clients", {"fed": digits_fed(clients=13)}, "the data differ"),
     ("smaller model", {"model": small_net(4)}, "the model differ"),
     ("larger model", {"model": small_net(40)}, "the model differ"),
-    ("dtype", {"dtype": torch.float64}, "field x"),
+    ("dtype", {"dtype": torch.float64}, "dtype is 'torch.float64' now, but 'torch.float32' in the checkpoint"),
     ("fewer rounds", {"rounds": 1}, "beyond rounds = 1"),
 ]
 

@@ -282,7 +282,7 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and its continuation."""
-        settings = dataclasses.asdict(self.settings)
+        settings = dataclasses.asdict(self.settings) | {"dtype": str(self.model.dtype)}
         for free in ("rounds", "evaluate_every", "min_clients"):
             del settings[free]
         if isinstance(settings["cohort"], Sequence):
