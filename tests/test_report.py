@@ -227,6 +227,9 @@ def test_bars_say_the_same_as_the_table(tmp_path):
     assert [z for _, z in texts[:2]] == [table_cells(results["rows"][0])["rounds to 0.2"][0], "not run"]
     assert texts[2][1] == "failed"
     assert all(float(x) + 7 * len(text) <= svg.WIDTH for x, text in texts[:3])
+    for path in tmp_path.glob("fed*-seed*"):
+        shutil.rmtree(path)
+    assert not any(one.name.startswith("rounds-to") for one in figures(results_of(tmp_path)))  # nothing was run yet
 
 
 def test_apart_from_the_paper():

@@ -160,7 +160,8 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
     from fedkeel.study.cells import missed_target, spread
 
     found = []
-    for number, target in enumerate(rows[0]["targets"] if len(rows) <= 2 * MANY else []):
+    begun = any(row["seeds"] or set(row["errors"].values()) != {NOT_RUN} for row in rows)
+    for number, target in enumerate(rows[0]["targets"] if begun and len(rows) <= 2 * MANY else []):
         name = target_name(number)
         lines = []
         for row in rows:
