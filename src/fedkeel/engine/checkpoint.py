@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +96,16 @@ def server_from(tensors: dict[str, Tensor], template: Any, device: torch.device)
             raise ValueError(f"checkpoint: its server record does not fit this run (field {name})")
         values.append(saved.to(device, copy=True))  # where torch puts it: products depend on where the numbers lie
     return type(template)(*values)
+
+
+def check_same(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises if the run of a checkpoint was another one: with other settings, another method, model or data."""
+    for part, ours in now.items():
+        theirs = then.get(part)
+        if theirs == ours:
+            continue
+        if part in ("settings", "algorithm") and isinstance(theirs, dict):
+            key = next((key for key in ours if theirs.get(key) != ours[key]), None)
+            if key is not None:
+                raise ValueError(f"resume: {key} is {ours[key]!r} now, but {theirs.get(key)!r} in the checkpoint")
+        raise ValueError(f"resume: the {part} differ from those of the checkpoint")

@@ -27,7 +27,7 @@ from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
-from fedkeel.engine.checkpoint import guarded, load_checkpoint, save_checkpoint, server_from
+from fedkeel.engine.checkpoint import check_same, guarded, load_checkpoint, save_checkpoint, server_from
 from fedkeel.engine.evaluate import evaluate
 from fedkeel.engine.measure import Seen, measure
 from fedkeel.engine.run import Clients, Run, RunDirectory
@@ -313,10 +313,7 @@ class Trainer:
     def _restore(self, path: Path) -> None:
         self.t, tensors, facts = load_checkpoint(path)
         self.history = facts["history"]
-        for part, ours in self._identity().items():
-            theirs = facts["identity"].get(part)
-            if theirs != ours:
-                raise ValueError(f"resume: {_difference(part, theirs, ours)}")
+        check_same(facts["identity"], self._identity())
         if self.t > self.settings.rounds:
             raise ValueError(f"resume: the checkpoint is at round {self.t}, beyond rounds = {self.settings.rounds}")
         self.server = server_from(tensors, self.server, self.model.device)
@@ -341,11 +338,3 @@ class Trainer:
         if self.directory is not None:
             self.directory.end(run, self.fingerprint)
         return run
-
-
-def _difference(part: str, theirs: Any, ours: Any) -> str:
-    if part in ("settings", "algorithm") and isinstance(theirs, dict):
-        for key in ours:
-            if theirs.get(key) != ours[key]:
-                return f"{key} is {ours[key]!r} now, but {theirs.get(key)!r} in the checkpoint"
-    return f"the {part} differ from those of the checkpoint"
