@@ -53,8 +53,7 @@ COMMANDS = {
     "--algorithms fedavg,fedavgm,mifa,scaffold,gradma-w,gradma-s,gradma",
     "gradma-cifar10": "reproduce gradma/tab2 --cases cifar-10 --evaluate-every 10 --search rounds=100 --search every=20 "
     "--search 'case=CIFAR-10 S=10 omega=0.01' --algorithms fedavg,fedavgm,mifa,scaffold,gradma-w,gradma-s,gradma",
-    # From its own file: the recipe had another tau and v0 of FedAdam when it was run.
-    "lamb-supp-fig1": "compare results/lamb-supp-fig1/study.toml",
+    "lamb-supp-fig1": "reproduce lamb/supp-fig1 --model mlp --evaluate-every 2 --seeds 1 --search rounds=5 --search every=5",
     "ppf-fig2": "reproduce ppf/fig2 --cases dirichlet --data fashion-mnist --model cnn --rounds 100 --local-steps 5 "
     "--over lr=1e-3:1:2 --evaluate-every 20 --seeds 1",
     "ppf-fig6": "reproduce ppf/fig6 --cases beta --length 64 --local-steps 5 --rounds 100 --evaluate-every 20 --seeds 1 "
