@@ -81,6 +81,7 @@ def unpack(name: str, runs: Path) -> None:
         runs.mkdir(parents=True)
         with tarfile.open(kept) as archive:
             archive.extractall(runs, filter="data")
+        shutil.copy(RESULTS / name / "study.toml", runs)  # or --publish alone would not know which study they are of
 
 
 def pack(name: str, runs: Path) -> None:
