@@ -33,7 +33,7 @@ PAGE = Path(__file__).parents[1] / "results" / "profile.md"
 W = WORKLOADS["a"]
 PLACES = {
     "gradients": [(Dense, "gradient"), (OneClient, "backward")],
-    "terms": [(OneGrad, "of"), (OneGrad, "loss")],
+    "losses": [(OneGrad, "loss")],
     "clients": [(Work, "one")],
 }
 SKIP, ROUNDS = 5, 60  # rounds that do not count; of a run with two workers
@@ -132,7 +132,7 @@ def parts_of(fed: fk.Federation, name: str) -> dict[str, float]:
 
 def by_method(fed: fk.Federation, names: list[str]) -> str:
     """What each method takes, in units of fedavg's gradients of a round."""
-    head = ["all", "gradients", "terms of its own", "the rest of the clients' steps", "the server and the engine"]
+    head = ["all", "gradients, own terms included", "losses", "the rest of the clients' steps", "the server and the engine"]
     lines = [
         "## Methods",
         "",
@@ -142,8 +142,8 @@ def by_method(fed: fk.Federation, names: list[str]) -> str:
     lines += ["| method | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
     for name in track(names):
         unit, parts = parts_of(fed, "fedavg")["gradients"], parts_of(fed, name)
-        rest = parts["clients"] - parts["gradients"] - parts["terms"]
-        values = [parts["all"], parts["gradients"], parts["terms"], rest, parts["all"] - parts["clients"]]
+        rest = parts["clients"] - parts["gradients"] - parts["losses"]
+        values = [parts["all"], parts["gradients"], parts["losses"], rest, parts["all"] - parts["clients"]]
         lines.append(f"| {name} | " + " | ".join(f"{value / unit:.2f}" for value in values) + " |")
     return "\n".join(lines)
 

@@ -5,8 +5,11 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
+import fedkeel as fk
 import fedkeel.bench
 from fedkeel import cli
 
@@ -54,6 +57,19 @@ def test_passes_that_only_one_of_them_finished_do_not_count(module):
     text = module("table").contest_section("c", rows("c", fedkeel=[1.0, 1.0], plain=[2.0]))
     assert line_of(text, "a plain PyTorch loop")[:3] == ["2.00", "2.00", "2.00"]
     assert "spread" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "gradients"),
+    # PAdaMFed-VR looks at two points; MOON has two forward passes more, each a third; mime-lamb one over all 600 samples of a
+    # client for 320 of its steps.
+    [("fedavg", 1), ("padamfed-vr", 2), ("moon", 1 + 2 / 3), ("mime-lamb", 1 + 600 / 320)],
+)
+def test_gradients_are_counted(module, monkeypatch, name, gradients):
+    methods = module("methods")
+    monkeypatch.setattr(methods, "COHORTS", [[0, 1], [2, 3]])
+    fed = fk.Federation(torch.randn(4 * 600, 1, 28, 28), torch.randint(0, 10, (4 * 600,)), np.arange(5) * 600)
+    assert methods.gradients(fed, name) * 10 / 2 == pytest.approx(gradients)  # of two clients where it expects ten
 
 
 def test_methods_are_divided_by_their_gradients(module):

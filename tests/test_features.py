@@ -131,6 +131,21 @@ def test_identities(name: str, hp: dict[str, Any], other: str, other_hp: dict[st
     torch.testing.assert_close(one.params, two.params, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(("name", "hp"), [("moon", {"mu": 0.0}), ("fedmlb", {"lam2": 0.0, "lam3": 0.0})])
+def test_a_term_without_weight_changes_neither_losses_nor_statistics(name: str, hp: dict[str, Any]) -> None:
+    """The looks into the model at other points leave its normalisation as one pass over the batch does."""
+    fed = digits_fed(4)
+
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10)).double()
+
+    one, two = (train(model(), fed, algo, 3) for algo in (fk.algorithm(name, lr=LR, **hp), fk.algorithm("fedavg", lr=LR)))
+    torch.testing.assert_close(one.model.state_dict(), two.model.state_dict(), rtol=1e-9, atol=1e-12)
+    losses = [[row["train_loss"] for row in run.history] for run in (one, two)]
+    np.testing.assert_allclose(*losses, rtol=1e-12)
+
+
 def test_first_round_of_moon_is_fedavg() -> None:
     fed = digits_fed(4)
     runs = [train(made(WithMethods), fed, fk.algorithm(n, lr=LR), 1, cohort=2) for n in ("moon", "fedavg")]
@@ -145,6 +160,9 @@ def test_engines_agree(model: type[nn.Module]) -> None:
     ]
     torch.testing.assert_close(runs[0].params, runs[1].params, rtol=1e-9, atol=1e-11)
     assert torch.equal(runs[0].params, runs[2].params)
+    losses = [[row["train_loss"] for row in run.history] for run in runs]  # the task's, without the term
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+    assert losses[0] == losses[2]
 
 
 def test_a_model_that_hides_its_inside_is_refused() -> None:

@@ -76,16 +76,16 @@ def gradients(fed: fk.Federation, name: str) -> float:
     seen = [0.0]
 
     def counting(function: Callable[..., Any], cost: Callable[..., float]) -> Callable[..., Any]:
-        def wrapped(*given: Any) -> Any:
+        def wrapped(*given: Any, **named: Any) -> Any:
             seen[0] += cost(*given)
-            return function(*given)
+            return function(*given, **named)
 
         return wrapped
 
     counted = {
         (steps.OneClient, "backward"): lambda self, w, x, y: len(y),
         (dense.Dense, "gradient"): lambda self, w, x, y, into: len(y),
-        (steps.OneGrad, "of"): lambda self, own, w, *frozen: len(self.y) * (1 + FORWARD * len(frozen)),
+        (steps.OneGrad, "plus"): lambda self, own, w, *frozen: len(self.y) * FORWARD * len(frozen),  # beside `backward`
         (steps.OneGrad, "loss"): lambda self, w: len(self.y) * FORWARD,
     }
     kept = {place: getattr(*place) for place in counted}

@@ -55,9 +55,9 @@ class FedMLBM(Algorithm):
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
-            # grad(w) has the main path's loss once, and the weight decay, which lam1 does not scale.
-            side = grad.of(branches(self.lam1 - 1, self.lam2, self.lam3, self.temperature), w, down.x)
-            w.sub_(steps.clip(side.add_(grad(w))), alpha=self.lr)
+            # The loss is that of the main path, which so far counts once, and not lam1 times.
+            u = grad.plus(branches(self.lam1 - 1, self.lam2, self.lam3, self.temperature), w, down.x)
+            w.sub_(steps.clip(u), alpha=self.lr)
         return Up(dx=w - down.x), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -59,8 +59,8 @@ class MOONM(Algorithm):
         w = steps.copy(down.x)
         for grad in steps:
             # The term is switched by its weight: a client without a last model has none.
-            pull = grad.of(contrast(self.temperature), w, down.x, mem.x_prev).mul_(self.mu * mem.seen)
-            w.sub_(steps.clip(pull.add_(grad(w))), alpha=self.lr)
+            u = grad.plus(contrast(self.temperature), w, down.x, mem.x_prev, weight=self.mu * mem.seen)
+            w.sub_(steps.clip(u), alpha=self.lr)
         return Up(dx=w - down.x), Client(x_prev=w, seen=torch.ones_like(mem.seen))
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

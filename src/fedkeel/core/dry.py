@@ -23,7 +23,7 @@ class DryGrad(Grad):
     def __call__(self, w: Tensor) -> Tensor:
         return torch.zeros_like(w)
 
-    def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
+    def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
         return torch.zeros_like(w)
 
     def loss(self, w: Tensor) -> Tensor:

@@ -17,19 +17,25 @@ from torch.func import functional_call
 
 from fedkeel.core.flat import FlatModel
 
-# own(local, *frozen, x, y, loss) -> mean over the samples; local and frozen are the model at several points
-OwnLoss = Callable[..., Tensor]
+# own(local, *frozen, x, y, loss) -> (output of local for x, the term: a mean over the samples); local and frozen are the
+# model at several points. The output is asked for because it is at hand, and the task's loss needs it.
+OwnLoss = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Net:
-    """The model at one point: what a method's own loss may ask of it. The model's statistics stay as they are."""
+    """The model at one point: what a method's own loss may ask of it.
 
-    def __init__(self, model: FlatModel, w: Tensor) -> None:
+    Without w it is the model as it is bound. With w its statistics stay as they are.
+    """
+
+    def __init__(self, model: FlatModel, w: Tensor | None = None) -> None:
         self.caller = Caller(model.module)
-        values = model.named(w) | model.named_buffers()
+        values = {} if w is None else model.named(w) | model.named_buffers()
         self.values: dict[str, Tensor] = {f"module.{name}": z for name, z in values.items()}
 
     def _call(self, what: str, *args: Any) -> Any:
+        if not self.values:
+            return self.caller(what, *args)
         return functional_call(self.caller, self.values, (what, *args), tie_weights=False)
 
     def __call__(self, x: Any) -> Tensor:

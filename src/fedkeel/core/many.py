@@ -36,40 +36,51 @@ class ManyOracle:
 
     def value(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """The loss of every client, [S]."""
-        model, objective = self.objective.model, self.objective
+        model, each = self.objective.model, self.objective.each
 
         def outputs(w: Tensor, x: Tensor) -> Any:
             return functional_call(model.module, model.named(w), (x,), tie_weights=False)
 
-        def whole(output: Any, y: Tensor) -> Tensor:
-            loss = objective.loss(output, y)
-            check_one_number(loss)
-            return loss.reshape(())
-
         output = vmap(outputs)(w, x)
-        if objective.each is None:  # a loss of which nothing is known takes whole batches, which then have no padding
-            return vmap(whole)(output, y) * weight.sum(-1)
+        if each is None:  # a loss of which nothing is known takes whole batches, which then have no padding
+            return vmap(self._loss)(output, y) * weight.sum(-1)
         # Samples one by one, so that the padding of short batches can be left out of the mean.
-        each = objective.each(output.flatten(0, 1), y.flatten(0, 1)).view(weight.shape)
-        return (each * weight).sum(-1)
+        return (each(output.flatten(0, 1), y.flatten(0, 1)).view(weight.shape) * weight).sum(-1)
+
+    def _loss(self, output: Any, y: Tensor) -> Tensor:
+        """The loss of one client's batch, []."""
+        loss = self.objective.loss(output, y)
+        check_one_number(loss)
+        return loss.reshape(())
 
     def _total(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The sum over clients, whose gradient is that of each of them, for none depends on another's parameters."""
         losses = self.value(w, x, y, weight)
         return losses.sum(), losses
 
-    def of(self, own: OwnLoss, w: Tensor, points: Sequence[Tensor], data: Sequence[Tensor]) -> Tensor:
-        """The gradient [S, d] of a method's own term at w, with frozen points, each [S, d]."""
+    def plus(
+        self, own: OwnLoss, scale: Tensor, w: Tensor, points: Sequence[Tensor], data: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """(the gradients [S, d] of the loss plus a scale [S, 1] times a method's own term, with frozen points, each [S, d];
+        the losses [S])."""
         model, loss, padded = self.objective.model, self.objective.loss, self.objective.each is not None
 
-        def weighted(w: Tensor, points: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            nets = [Net(model, z) for z in (w, *points)]
-            if not padded:
-                return own(*nets, x, y, loss).reshape(()) * weight.sum()
-            each = vmap(lambda a, b: own(*nets, a.unsqueeze(0), b.unsqueeze(0), loss))(x, y)
-            return (each * weight).sum()
+        def both(nets: Sequence[Net], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            output, term = own(*nets, x, y, loss)
+            return self._loss(output, y), term.reshape(())
 
-        return vmap(grad(weighted))(w, tuple(points), *data)  # type: ignore[no-any-return]
+        def weighted(
+            w: Tensor, scale: Tensor, points: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            nets = [Net(model, z) for z in (w, *points)]
+            if padded:
+                base, term = vmap(lambda a, b: both(nets, a.unsqueeze(0), b.unsqueeze(0)))(x, y)
+            else:
+                base, term = both(nets, x, y)
+            base, term = (base * weight).sum(), (term * weight).sum()
+            return base + scale.reshape(()) * term, base
+
+        return vmap(grad(weighted, has_aux=True))(w, scale, tuple(points), *data)  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -119,18 +130,21 @@ class ManyGrad(Grad):
 
     def __call__(self, w: Tensor) -> Tensor:
         w = self.steps.stacked(w)
-        gradient: Tensor
-        gradient, losses = self.steps.oracle.gradient(w, *self.data)
+        return self._counted(w, *self.steps.oracle.gradient(w, *self.data))
+
+    def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
+        w = self.steps.stacked(w)
+        scale = torch.as_tensor(weight, dtype=w.dtype, device=w.device).expand(self.steps.S, 1)
+        points = [self.steps.stacked(z) for z in frozen]
+        return self._counted(w, *self.steps.oracle.plus(own, scale, w, points, self.data))
+
+    def _counted(self, w: Tensor, gradient: Tensor, losses: Tensor) -> Tensor:
+        """The gradient with weight decay; the first one's losses are kept for the history."""
         if self.fresh:
             self.steps.losses.append(losses)
         self.fresh = False
         decay = self.steps.objective.weight_decay
         return gradient.add_(w, alpha=decay) if decay else gradient
-
-    def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
-        w = self.steps.stacked(w)
-        points = [self.steps.stacked(z) for z in frozen]
-        return self.steps.oracle.of(own, w, points, self.data)
 
     def loss(self, w: Tensor) -> Tensor:
         w = self.steps.stacked(w)

@@ -99,12 +99,12 @@ def need_everyone(name: str, p: Plan, allow_partial: bool) -> None:
 def contrast(temperature: float) -> OwnLoss:
     """MOON's term: -log of the softmax share of cos(z, z_global) against cos(z, z_previous), mean over the batch."""
 
-    def loss(local: Net, now: Net, previous: Net, x: Any, y: Tensor, base: Loss) -> Tensor:
-        z = local.features(x).flatten(1)
-        near, far = (functional.cosine_similarity(z, net.features(x).flatten(1)) for net in (now, previous))
-        return functional.softplus((far - near) / temperature).mean()
+    def own(local: Net, now: Net, previous: Net, x: Any, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+        z = local.features(x)
+        near, far = (functional.cosine_similarity(z.flatten(1), net.features(x).flatten(1)) for net in (now, previous))
+        return local.head(z), functional.softplus((far - near) / temperature).mean()
 
-    return loss
+    return own
 
 
 def branches(more: float, cross: float, distil: float, temperature: float) -> OwnLoss:
@@ -113,7 +113,7 @@ def branches(more: float, cross: float, distil: float, temperature: float) -> Ow
     more * the main path's cross-entropy + cross * their mean cross-entropy + distil * the mean KL(branch || main path).
     """
 
-    def loss(local: Net, fixed: Net, x: Any, y: Tensor, base: Loss) -> Tensor:
+    def own(local: Net, fixed: Net, x: Any, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
         z, ends = x, []
         for b in range(local.depth):
             z = local.block(b, z)
@@ -122,12 +122,12 @@ def branches(more: float, cross: float, distil: float, temperature: float) -> Ow
                 for later in range(b + 1, local.depth):
                     end = fixed.block(later, end)
                 ends.append(end)
-        total = more * base(z, y) if more else torch.zeros((), dtype=torch.float32)
+        total = more * loss(z, y) if more else torch.zeros((), dtype=torch.float32)
         main = functional.log_softmax(z / temperature, -1)
         for end in ends:
             branch = functional.log_softmax(end / temperature, -1)
             divergence = (branch.exp() * (branch - main)).sum(-1).mean()
-            total = total + (cross * base(end, y) + distil * divergence) / len(ends)
-        return total
+            total = total + (cross * loss(end, y) + distil * divergence) / len(ends)
+        return z, total
 
-    return loss
+    return own

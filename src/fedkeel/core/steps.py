@@ -94,10 +94,11 @@ class Grad(ABC):
         """The loss at w on the same mini-batch, weight decay included, [..., 1]."""
 
     @abstractmethod
-    def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
-        """The gradient at w of a term of the method's own on the same mini-batch, [..., d].
+    def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
+        """The gradient at w, weight decay included, of the loss plus a weight [..., 1] times a term of the method's own,
+        [..., d].
 
-        The term is own(net at w, *nets at the frozen points, x, y, loss): see core/features.py.
+        own(net at w, *nets at the frozen points, x, y, loss) returns the output at w and the term: see core/features.py.
         """
 
 
@@ -173,16 +174,23 @@ class OneClient(Steps):
             torch._foreach_add_(views, grads[: len(views)], alpha=len(b) / len(y))
         return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
 
-    def backward(self, w: Tensor, x: Any, y: Tensor, still: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """(loss, a gradient per parameter) at w; still: the model's statistics stay as they are."""
+    def backward(
+        self, w: Tensor, x: Any, y: Tensor, still: bool, look: Callable[[], tuple[Tensor, Tensor]] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(loss, a gradient per parameter) at w; still: the model's statistics stay as they are.
+
+        look, called with the model at w, returns its output and what shall be added to the loss for the gradient.
+        """
         model = self.objective.model
         model.bind(w)
         kept = model.read_buffers() if still and model.has_buffers else None
         with torch.enable_grad():
-            loss = self.objective.loss(model.module(x), y)
+            output, more = look() if look else (model.module(x), None)
+            loss = self.objective.loss(output, y)
+            total = loss if more is None else loss + more
         if not loss.requires_grad:
             raise ValueError("loss: it does not depend on the trained parameters; is it detached somewhere?")
-        found = gradients(loss, model.trained)
+        found = gradients(total, model.trained)
         if kept is not None:
             model.write_buffers(kept)
         return loss.detach(), found
@@ -229,6 +237,20 @@ class OneGrad(Grad):
             self._count(self.dense.gradient(w, self.x, self.y, views))
         else:
             torch._foreach_copy_(views, self._pieces(w))
+        return self._decayed(flat, w)
+
+    def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
+        model, loss = self.steps.objective.model, self.steps.objective.loss
+
+        def look() -> tuple[Tensor, Tensor]:
+            output, term = own(Net(model), *(Net(model, z) for z in frozen), self.x, self.y, loss)
+            return output, (weight * term).reshape(())
+
+        flat, views = self.steps.workspace.gradient(self.calls)
+        torch._foreach_copy_(views, self._pieces(w, look))
+        return self._decayed(flat, w)
+
+    def _decayed(self, flat: Tensor, w: Tensor) -> Tensor:
         decay = self.steps.objective.weight_decay
         return flat.add_(w, alpha=decay) if decay else flat
 
@@ -254,9 +276,9 @@ class OneGrad(Grad):
         for p, g in zip(own, parts[1:], strict=True):
             p.sub_(g.view(p.shape), alpha=lr)
 
-    def _pieces(self, w: Tensor) -> tuple[Tensor, ...]:
+    def _pieces(self, w: Tensor, look: Callable[[], tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, ...]:
         # A step moves the normalisation statistics once, to the batch at its first point: others are not trained there.
-        loss, grads = self.steps.backward(w, self.x, self.y, still=self.calls > 0)
+        loss, grads = self.steps.backward(w, self.x, self.y, still=self.calls > 0, look=look)
         self._count(loss)
         if self.steps.objective.model.private:
             shared = len(self.steps.objective.model.parameters)
@@ -268,13 +290,6 @@ class OneGrad(Grad):
         if self.calls == 0:
             self.steps.losses.append(loss)
         self.calls += 1
-
-    def of(self, own: OwnLoss, w: Tensor, *frozen: Tensor) -> Tensor:
-        objective = self.steps.objective
-        leaf = w.detach().requires_grad_()
-        with torch.enable_grad():
-            loss = own(*(Net(objective.model, z) for z in (leaf, *frozen)), self.x, self.y, objective.loss)
-        return gradients(loss, (leaf,))[0]
 
     def loss(self, w: Tensor) -> Tensor:
         objective = self.steps.objective
