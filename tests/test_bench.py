@@ -61,8 +61,8 @@ def test_passes_that_only_one_of_them_finished_do_not_count(module):
 
 @pytest.mark.parametrize(
     ("name", "gradients"),
-    # PAdaMFed-VR looks at two points; MOON has two forward passes more, each a third; mime-lamb one over all 600 samples of a
-    # client beside the 320 of its steps.
+    # PAdaMFed-VR looks at two points; MOON has two forward passes more, each a third; mime-lamb one over all 600 samples of
+    # a client beside the 320 of its steps.
     [("fedavg", 1), ("padamfed-vr", 2), ("moon", 1 + 2 / 3), ("mime-lamb", 1 + 600 / 320)],
 )
 def test_gradients_are_counted(module, monkeypatch, name, gradients):
