@@ -27,7 +27,7 @@ import tomli_w
 from fedkeel.config import read_toml
 from fedkeel.directory import ERROR
 from fedkeel.study import recipe
-from fedkeel.study.cells import columns_of, differs, in_paper_units, place_of, table_cells
+from fedkeel.study.cells import APART, columns_of, differs, in_paper_units, paper_heads, place_of, table_cells
 from fedkeel.study.edit import choose_cases, choose_methods
 from fedkeel.study.numbers import NOT_RUN
 from fedkeel.study.report import report, results_of
@@ -154,15 +154,15 @@ def beside_paper(rows: list[dict[str, Any]], paper: dict[str, Any]) -> str:
         return ""
     unit = ", %" if metric.endswith("accuracy") else ""
     lines = [f"## {metric.replace('_', ' ')}{unit}, beside {paper['where']}", ""]
-    lines += ["| method | " + " | ".join(str(z) or "all" for z in at) + " |", "|---" * (len(at) + 1) + "|"]
+    lines += ["| method | " + " | ".join(z or "all" for z in paper_heads(rows, paper)) + " |", "|---" * (len(at) + 1) + "|"]
     for method in dict.fromkeys(row["method"] for row in rows):
         shown = []
         for column in at:
             mine = [row for row in rows if row["method"] == method and column in (row["case"], *row["axes"].values(), "")]
             cell = f"{in_paper_units(mine[0], metric)} ({mine[0]['paper'][metric]})" if mine else ""
-            shown.append(cell + " ≠" * bool(mine and differs(mine[0], metric)))
+            shown.append(cell + " ≠" * bool(mine and differs(mine[0], paper)))
         lines.append(f"| {method} | " + " | ".join(shown) + " |")
-    return "\n".join([*lines, "", "Ours, and in brackets the paper's; ≠: apart by more than the two deviations together."])
+    return "\n".join([*lines, "", f"Ours, and in brackets the paper's; {APART}."])
 
 
 def all_numbers(results: dict[str, Any]) -> str:

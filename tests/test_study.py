@@ -319,6 +319,8 @@ def test_numbers_of_a_run_by_hand():
     found = of_run(Outcome("m", 0, history), [0.7, 0.9], on="train_accuracy")
     assert (found["rounds_to_target"], found["rounds_to_second"]) == (2, 3)
     assert (found["at_target_accuracy"], "at_second_accuracy" in found) == (0.6, False)  # not evaluated there
+    early = [history[0] | {"test_accuracy": 0.3}] * 7  # of 11 rounds, the first is not among the last ten
+    assert of_run(Outcome("m", 0, early + history), [])["last10_accuracy"] == pytest.approx((6 * 0.3 + 0.1 + 0.6 + 0.8) / 9)
 
 
 def test_a_run_that_diverged_leaves_the_others_their_numbers():
@@ -345,12 +347,13 @@ def test_seeds_that_miss_a_target_are_left_out_and_counted():
 
 def test_width_of_the_robust_interval():
     points = [(1.0, 0.1), (0.001, 0.5), (0.01, 0.96), (0.1, 1.0)]
-    assert robust_width(points) == pytest.approx(1.0)
-    assert robust_width(points, share=0.5) == pytest.approx(2.0)
-    assert robust_width([(1e-3, 0.99), (1e-2, 0.2), (1e-1, 1.0)]) == 0  # not across a gap
+    assert robust_width(points) == (pytest.approx(1.0), False)
+    assert robust_width(points, share=0.5) == (pytest.approx(2.0), True)  # perhaps wider: the values end there
+    assert robust_width([(1e-3, 0.99), (1e-2, 0.2), (1e-1, 1.0)]) == (0, True)  # not across a gap
 
 
 def test_what_was_spent_without_reaching_the_target():
     row = {"seeds": 4, "rounds": 3000, "cost": 6000.0, "reached_target": 0, "rounds_to_target": None, "cost_to_target": None}
+    row["errors"] = {}
     assert [in_paper_units(row, f"{kind}_to_target") for kind in ("rounds", "cost")] == [">3000", ">6000"]
     assert in_paper_units(row | {"reached_target": 3}, "cost_to_target") == ">6000 (3/4)"

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import json
 import os
+import platform
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedkeel import __version__
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.engine.checkpoint import NAME, StorageError, guarded, write_atomically
 from fedkeel.engine.store import Store
@@ -79,6 +82,17 @@ class Run:
             "engine_reason": self.why,
             "memory_mb": peak_memory(),
         }
+
+
+def made_with() -> dict[str, str]:
+    """Versions and machine of this process."""
+    about = ""
+    with contextlib.suppress(OSError):
+        about = Path("/proc/cpuinfo").read_text()
+    named = next((line.partition(":")[2].strip() for line in about.splitlines() if line.startswith("model name")), "")
+    system = f"{platform.system()} {platform.machine()}, {named or platform.processor() or 'processor not named'}"
+    packages = {"fedkeel": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {"python": platform.python_version(), **packages, "machine": system}
 
 
 def peak_memory() -> float | None:
@@ -149,7 +163,8 @@ class RunDirectory:
         """data: the fingerprint of the data and their split."""
         weights = {name: z.detach().cpu().clone() for name, z in run.model.state_dict().items()}
         write_atomically(self.path / "model.safetensors", save(weights))
-        write_atomically(self.path / "summary.json", json.dumps(run.summary() | {"data": data}, indent=2).encode())
+        told = run.summary() | {"data": data, "made_with": made_with()}
+        write_atomically(self.path / "summary.json", json.dumps(told, indent=2).encode())
 
 
 def as_toml(value: Any) -> Any:

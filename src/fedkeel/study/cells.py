@@ -6,18 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedkeel.study.names import plain
-from fedkeel.study.numbers import ACCURACIES, target_name
+from fedkeel.study.numbers import ACCURACIES, failures, target_name
 
 Row = Mapping[str, Any]
+APART = "≠: apart by more than the two deviations together, and of rounds by more than those between two evaluations"
 BEYOND = 1e15  # where targets that were missed are sorted: after all that were reached
 
 
 def spread(row: Row, name: str, form: str, scale: float = 1.0) -> str:
-    """mean ± deviation of a number, '-' if there is none."""
+    """mean ± deviation of a number, both with as many decimals; '-' if there is none."""
     if row.get(name) is None:
         return "-"
-    deviation = row.get(f"{name}_std")
-    return f"{row[name] * scale:{form}}" + (f" ± {deviation * scale:{form}}" if deviation is not None else "")
+    mean, deviation = f"{row[name] * scale:{form}}", row.get(f"{name}_std")
+    if deviation is None:
+        return mean
+    number, exponent, power = mean.partition("e")
+    shown = f"{deviation * scale / 10.0 ** int(power or 0):.{len(number.partition('.')[2])}f}"
+    return f"({number} ± {shown})e{power}" if exponent else f"{mean} ± {shown}"
+
+
+def missing(row: Row) -> str:
+    """How many seeds of a row failed or are still to come, in words; '' if none."""
+    failed, not_run = failures(row)
+    return ", ".join([f"{failed} failed"] * bool(failed) + [f"{not_run} not run"] * bool(not_run))
 
 
 def cells(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
@@ -31,7 +42,7 @@ def cells(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
         shown[f"floats to {target:g}"] = _sent(row, "floats", name)
     shown["seconds"] = "-" if row["seconds_std"] is None and row["seeds"] == 0 else f"{row['seconds']:.1f}"
     if row["errors"]:
-        shown["method"] += f"\n({len(row['errors'])} failed)"
+        shown["method"] += f"\n({missing(row)})"
     return shown
 
 
@@ -52,13 +63,31 @@ def _sent(row: Row, kind: str, name: str) -> str:
 
 
 def in_paper_units(row: Row, metric: str) -> str:
-    """Our number as papers print it: accuracies in percent, costs as they are."""
+    """Our number as papers print it: accuracies in percent, costs as they are; and of how many seeds, if not of all."""
+    if row["errors"] and not row["seeds"]:
+        return missing(row)
     if metric.endswith("accuracy"):
-        return spread(row, metric, ".2f", 100)
-    if row.get(metric) is None and "_to_" in metric and row["seeds"]:
+        told = spread(row, metric, ".2f", 100)
+    elif row.get(metric) is None and "_to_" in metric:
         kind, _, name = metric.partition("_to_")
-        return missed_target(row, name, kind)
-    return spread(row, metric, ".4g" if "norm" in metric or "loss" in metric else ".1f")
+        told = missed_target(row, name, kind)
+    else:
+        told = spread(row, metric, ".4g" if "norm" in metric or "loss" in metric else ".1f")
+    return told + of_seeds(row)
+
+
+def of_seeds(row: Row) -> str:
+    """How many seeds stand behind the numbers of a row, if not all."""
+    return f" ({row['seeds']} of {row['seeds'] + len(row['errors'])} seeds)" if row["errors"] else ""
+
+
+def paper_heads(rows: Sequence[Row], paper: Mapping[str, Any]) -> list[str]:
+    """The columns of a paper's numbers; with our target, if they count until one."""
+    name, aims = paper["metric"].partition("_to_")[2], {}
+    for row in rows:
+        of = {target_name(number): f"to {target:g}" for number, target in enumerate(row["targets"])}
+        aims[column_of(row, paper)] = of.get(name, "")
+    return [", ".join(part for part in (plain(z), aims.get(z, "")) if part) for z in paper["at"]]
 
 
 def columns_of(results: Mapping[str, Any]) -> list[str]:
@@ -86,7 +115,7 @@ def table_cells(row: Row) -> dict[str, tuple[str, float | str | None]]:
     """All numbers of a row that the report shows: column -> (text, what to sort by)."""
     found: dict[str, tuple[str, float | str | None]] = {}
     for name in ACCURACIES:
-        label = "mean of last 10" if name.startswith("last10") else name.replace("_", " ")
+        label = "mean of last 10 rounds" if name.startswith("last10") else name.replace("_", " ")
         found[label] = spread(row, name, ".4f"), row[name]
     for number, target in enumerate(row["targets"]):
         name = target_name(number)
@@ -96,8 +125,9 @@ def table_cells(row: Row) -> dict[str, tuple[str, float | str | None]]:
         found[f"rounds to {target:g}"] = told, far or rounds
         for kind, label in (("floats", "floats"), ("up", "floats up")):
             found[f"{label} to {target:g}"] = _sent(row, kind, name), far or row[f"{kind}_to_{name}"]
-        if row.get(f"cost_to_{name}") is not None:
-            found[f"paper's cost to {target:g}"] = spread(row, f"cost_to_{name}", ".1f"), row[f"cost_to_{name}"]
+        if row.get("cost") is not None:
+            told = missed_target(row, name, "cost") if missed else spread(row, f"cost_to_{name}", ".1f")
+            found[f"paper's cost to {target:g}"] = told, far or row[f"cost_to_{name}"]
         if row.get(f"at_{name}_accuracy") is not None:
             found[f"test accuracy at {target:g}"] = spread(row, f"at_{name}_accuracy", ".4f"), row[f"at_{name}_accuracy"]
     for name in [key for key in row if key.startswith("final_") and key not in ACCURACIES and not key.endswith("_std")]:
@@ -120,15 +150,20 @@ def printed(text: Any) -> tuple[float, float] | None:
         return None
 
 
-def differs(row: Row, metric: str) -> bool:
-    """Is our number apart from the paper's by more than the two deviations together?"""
+def differs(row: Row, paper: Mapping[str, Any]) -> bool:
+    """Is our number apart from the paper's by more than the two deviations together, and, of rounds, than those between two
+    evaluations? False where they are not of the same thing."""
+    metric = paper["metric"]
     theirs, ours = printed(row["paper"][metric]), row.get(metric)
+    if not paper["comparable"]:
+        return False
     if theirs and ours is None and "_to_" in metric and row["seeds"]:  # not reached with what was spent
         return bool(row[metric.partition("_to_")[0]] > sum(theirs))
     if theirs is None or ours is None:
         return (theirs is None) != (ours is None) and row["seeds"] > 0
     scale = 100 if metric.endswith("accuracy") else 1
-    return abs(ours * scale - theirs[0]) > theirs[1] + scale * (row.get(f"{metric}_std") or 0.0)
+    known_to = max(row["evaluate_every"] - 1, 0) if metric.startswith("rounds_to_") else 0
+    return abs(ours * scale - theirs[0]) > theirs[1] + scale * (row.get(f"{metric}_std") or 0.0) + known_to
 
 
 def as_latex(results: Mapping[str, Any]) -> str:
@@ -142,7 +177,7 @@ def as_latex(results: Mapping[str, Any]) -> str:
             shown = {
                 name: text for name, (text, _) in table_cells(row).items() if name not in ("chosen", "memory MB", "seconds")
             }
-            lines.append({"method": row["method"], **place_of(row, axes), **shown})
+            lines.append({"method": row["method"] + of_seeds(row), **place_of(row, axes), **shown})
         columns = list(dict.fromkeys(name for line in lines for name in line))
         body = [" & ".join(_tex(line.get(column, "")) for column in columns) + r" \\" for line in lines]
         head = " & ".join(map(_tex, columns)) + r" \\"

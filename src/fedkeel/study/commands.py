@@ -97,13 +97,14 @@ def reproduce(
     """
     from fedkeel.study import recipe as recipes
     from fedkeel.study import screen
-    from fedkeel.study.edit import add_axes, choose_cases
+    from fedkeel.study.edit import add_axes, choose_cases, tell_changes
 
     _nothing_else(ctx, "list", "show", "scale", "cases", "over")
     if list_ or name is None:
         return screen.recipe_table(recipes.listed())
     recipe = recipes.read(name, scale)
     file = _assembled(add_axes(choose_cases(recipe.file, cases), over or []), settings, shared)
+    file = tell_changes(file, settings | {"seeds": shared.seeds, "target": shared.target})
     if show:
         import tomli_w
 

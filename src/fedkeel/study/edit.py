@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedkeel.config import REPLACES, RunConfig
+from fedkeel.directory import HOW
 from fedkeel.options import hyperparameters, literal
 from fedkeel.study.file import split_keys
+from fedkeel.study.names import plain
 
 File = dict[str, Any]
 
@@ -149,6 +151,21 @@ def add_axes(file: File, over: Sequence[str]) -> File:
         for old in REPLACES.get(name, ()):  # one of the file, in whose place this one is
             sweep.pop(old, None)
     return file | {"sweep": sweep} if sweep else file
+
+
+def tell_changes(file: File, settings: Mapping[str, Any]) -> File:
+    """Says in the text of a recipe what options have replaced; on other data, or to another target, the paper's numbers are
+    not of the same thing as ours."""
+    shown = {key: z for key, z in settings.items() if key not in HOW and z is not None}
+    if not shown:
+        return file
+    told = ", ".join(f"{key} = {plain(z)}" for key, z in shown.items())
+    about = f"Changed by options, in place of what is said below: {told}. {file.get('about', '')}"
+    paper = [
+        one | {"comparable": False} if "data" in shown or ("target" in shown and "_to_" in one["metric"]) else one
+        for one in file.get("paper", [])
+    ]
+    return file | {"about": about.strip(), "paper": paper}
 
 
 def change_search(file: File, changes: Sequence[str]) -> File:

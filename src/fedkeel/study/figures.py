@@ -11,11 +11,12 @@ from typing import Any
 from fedkeel.study import svg
 from fedkeel.study.axis import Axis, fit
 from fedkeel.study.names import plain
-from fedkeel.study.numbers import NOT_RUN, target_name
+from fedkeel.study.numbers import NOT_RUN, failures, target_name
 from fedkeel.study.svg import Series
 
 Row = Mapping[str, Any]
-MANY = 16  # lines in one plot; more of them are a sweep, shown as such
+MANY = 16  # lines of a sweep in one plot; more of them are shown by its own figures only
+EARLY = 0.1  # share of a plot's points that may lie below it, where without them the rest is much easier to tell apart
 POINTS = 240  # of a line; more cannot be seen
 NAMES = {
     "accuracy": "test accuracy",
@@ -65,12 +66,14 @@ def figures(results: Mapping[str, Any]) -> list[Figure]:
         rows = [row for row in results["rows"] if row["case"] == case]
         if results["axes"]:
             found += sweeps(results, rows, case)
-        if len(rows) <= MANY:
+        if len(rows) <= MANY or not results["axes"]:
             found += curves(results, rows, case, style)
         found += costs(rows, case, style)
         if split := results.get("partitions", {}).get(case):
             drawn, of = svg.bubbles(split["counts"]), f", for {split['of']}" if split["of"] else ""
-            found.append(Figure("partition", case, f"Samples of every class that a client has (area){of}", drawn, drawn))
+            first = f", the first {len(split['counts'])} clients" * split["more"]
+            title = f"Samples of every class that a client has (area){of}{first}"
+            found.append(Figure("partition", case, title, drawn, drawn))
     return found
 
 
@@ -122,6 +125,7 @@ def _curve(
     y = fit([z for one in series for z in (*one.y, *(() if log else (*one.low, *one.high)))], log, NAMES.get(column, column))
     if column == "accuracy":
         y.low, y.high = max(y.low, 0.0), min(y.high, 1.0)
+        y.low = _without_start(series, y)
     x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0))
     title = f"{y.label.capitalize()} against {'rounds' if along == 'round' else 'communication'}"
     data = {"x": [x.low, x.high], "y": [y.low, y.high], "log": y.log, "unit": along}
@@ -130,6 +134,16 @@ def _curve(
     return Figure(
         name, case, title, svg.lines(series, x, y, goals), svg.lines(series, x, y, goals, alone=True), legend, data
     )
+
+
+def _without_start(series: Sequence[Series], y: Axis) -> float:
+    """Where an axis of accuracies begins: the first rounds, far below all others, would leave these no room."""
+    values = sorted(z for one in series for z in one.y if z is not None)
+    if not values:
+        return y.low
+    last = min(one.y[-1] for one in series if one.y[-1] is not None)
+    low = min(values[int(EARLY * len(values))], last) - 0.04 * (y.high - last)
+    return low if low - y.low > 0.5 * (y.high - y.low) else y.low
 
 
 def _series(name: str, number: int, x: Sequence[float], seeds: Sequence[Sequence[float | None]]) -> Series:
@@ -171,6 +185,8 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
                 told = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
             short = row["name"].removeprefix(f"{case} | ")
             lines.append((short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
+        if all(line[2] is None for line in lines) and any(row["seeds"] for row in rows):
+            continue  # nobody reached it, as the table says
         lines.sort(key=lambda z: math.inf if z[2] is None else z[2])
         line = "; line: one standard deviation" * any(z[3] for z in lines)
         drawn = svg.bars(lines, f"rounds to {target:g}{line}")
@@ -187,7 +203,11 @@ def sweeps(results: Mapping[str, Any], rows: Sequence[Row], case: str) -> list[F
         return [_sweep_curve(results, rows, case, *next(iter(axes.items())), metric) for metric in _swept(rows)]
     if len(axes) == 2:
         methods = dict.fromkeys(row["method"] for row in rows if len(row["axes"]) == 2)
-        return [_heat_map([row for row in rows if row["method"] == z], case, axes, z) for z in methods]
+        found = [_heat_map([row for row in rows if row["method"] == z], case, axes, z) for z in methods]
+        for axis, values in axes.items():  # of methods that have one of the two only
+            mine = [row for row in rows if list(row["axes"]) == [axis]]
+            found += [_sweep_curve(results, mine, case, axis, values, "best_accuracy")] if mine else []
+        return found
     return []
 
 
@@ -212,19 +232,28 @@ def _sweep_curve(
         mine = [row for row in rows if row["method"] == method]
         at = [place[repr(row["axes"][axis])] for row in mine if axis in row["axes"]]
         one = Series(method, methods.index(method), at or [0.0], [row.get(metric) for row in mine], marks=True, flat=not at)
-        spreads = [math.nan if y is None else row[f"{metric}_std"] for row, y in zip(mine, one.y, strict=True)]
-        if at and None not in spreads:
+        spreads = [row[f"{metric}_std"] or 0.0 for row in mine]
+        if any(spreads):
             one.low = [(y or 0.0) - z for y, z in zip(one.y, spreads, strict=True)]
             one.high = [(y or 0.0) + z for y, z in zip(one.y, spreads, strict=True)]
+        one.lost = [
+            z for z, row in zip(at, mine, strict=False) if row.get(metric) is None and (row["seeds"] or failures(row)[0])
+        ]
         if any(y is not None for y in one.y):
             series.append(one)
     x = Axis(axis, -0.3, len(values) - 0.7, names=names) if names else fit(list(place.values()), log, axis)
-    y = fit([z for one in series for z in (*one.y, *one.low, *one.high)], label=NAMES.get(metric, metric.replace("_", " ")))
+    label = NAMES.get(metric, metric.replace("_", " "))
+    if metric.endswith("_to_target"):
+        label = label.replace("target", f"{rows[0]['targets'][0]:g}")
+    y = fit([z for one in series for z in (*one.y, *one.low, *one.high)], label=label)
+    cost = not metric.endswith("accuracy")
     title = f"{y.label.capitalize()} over {axis}"
+    if any(one.lost for one in series):
+        title += "; crosses: not reached" if cost else "; crosses: failed"
     legend = [(one.name, one.look) for one in series]
     data = {"x": [x.low, x.high], "y": [y.low, y.high], "log": False, "logx": log, "unit": axis, "names": names}
     data["series"] = [{"name": one.name, "x": one.x, "y": one.y} for one in series if not one.flat]
-    inline, alone = (svg.lines(series, x, y, alone=z) for z in (False, True))
+    inline, alone = (svg.lines(series, x, y, alone=z, lost_at=y.high if cost else y.low) for z in (False, True))
     return Figure(f"sweep-{axis}-{metric}", case, title, inline, alone, legend, data)
 
 

@@ -64,6 +64,7 @@ class Paper(Part):
     where: str = Field("", description="Table or figure.")
     at: list[Value] = Field([], description="What the columns are: names of cases or values of the axis (default: all).")
     values: dict[str, list[float | int | str]] = Field(description="Method -> a number, 'mean±deviation' or '-' per column.")
+    comparable: bool = Field(True, description="false: of another scale, so no difference from ours is marked.")
 
 
 Seeds = int | list[int]

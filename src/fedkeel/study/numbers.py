@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
 NOT_RUN = "it has not been run"  # the error of a run that is still to come
-LAST = 10  # rounds in the mean of the last ones
+LAST = 10  # rounds whose evaluations are in the mean of the last ones
 ACCURACIES = ("final_accuracy", "best_accuracy", "last10_accuracy")
 # Columns of the history that are not measurements of the model.
 OTHER = (
@@ -37,6 +37,7 @@ class Outcome:
     history: list[Row]
     error: str | None = None
     memory_mb: float | None = None
+    made_with: Mapping[str, str] = field(default_factory=dict)  # versions and machine
 
     @property
     def accuracies(self) -> list[float]:
@@ -74,7 +75,7 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
     history, scores = outcome.history, outcome.accuracies
     found: Row = {"final_accuracy": scores[-1], "best_accuracy": max(scores)} if scores else {}
     if scores:
-        found["last10_accuracy"] = statistics.fmean(scores[-LAST:])
+        found["last10_accuracy"] = statistics.fmean(measured(history[-LAST:], "test_accuracy") or scores[-1:])
         found["rounds_to_best"] = first_at(history, max(scores))
     for column in [key for key in history[-1] if key not in OTHER]:
         if isinstance(history[-1][column], int | float):
@@ -124,6 +125,12 @@ def summarise(
     return row
 
 
+def failures(row: Row) -> tuple[int, int]:
+    """How many seeds of a row failed, and how many are still to come."""
+    failed = sum(why != NOT_RUN for why in row["errors"].values())
+    return failed, len(row["errors"]) - failed
+
+
 def moments(name: str, runs: Sequence[Mapping[str, float]]) -> Row:
     """Mean and sample deviation of a number that every run has; no deviation where one diverged."""
     values = [run[name] for run in runs if name in run]
@@ -161,8 +168,9 @@ def curves(outcomes: Sequence[Outcome]) -> Row:
     return found
 
 
-def robust_width(points: Sequence[tuple[float, float]], share: float = 0.05) -> float:
-    """Decades of the widest interval around the best point of (value, accuracy) that stay within a share of the best.
+def robust_width(points: Sequence[tuple[float, float]], share: float = 0.05) -> tuple[float, bool]:
+    """Decades of the widest interval around the best point of (value, accuracy) that stay within a share of the best, and
+    whether it ends where the grid does, so that it may be wider.
 
     The interval is made of neighbouring grid points, so it is known to the spacing of the grid.
     """
@@ -174,4 +182,4 @@ def robust_width(points: Sequence[tuple[float, float]], share: float = 0.05) -> 
         low -= 1
     while high < len(points) - 1 and points[high + 1][1] >= least:
         high += 1
-    return math.log10(points[high][0] / points[low][0])
+    return math.log10(points[high][0] / points[low][0]), low == 0 or high == len(points) - 1

@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.study import svg
-from fedkeel.study.cells import column_of, columns_of, differs, in_paper_units, place_of, table_cells
-from fedkeel.study.figures import Figure, looks
+from fedkeel.study.cells import (
+    APART,
+    column_of,
+    columns_of,
+    differs,
+    in_paper_units,
+    missing,
+    paper_heads,
+    place_of,
+    table_cells,
+)
+from fedkeel.study.figures import MANY, Figure, looks
 from fedkeel.study.names import plain
 from fedkeel.study.numbers import NOT_RUN, finite
 
@@ -34,7 +44,7 @@ def page(results: Mapping[str, Any], drawn: Sequence[Figure]) -> str:
             for name, values in results["methods"].items()
         ),
         "seeds": ", ".join(map(str, results["seeds"])),
-        "versions": _pairs(results["versions"] | {"machine": results["machine"]}),
+        "versions": _pairs(results["versions"]),
         "command": escape(results["command"] or "made from Python: fedkeel.study.compare.compare(...)"),
         "found": json.dumps({_id(z): finite(z.data) for z in drawn if z.data}, allow_nan=False).replace("</", "<\\/"),
         "box": json.dumps([svg.WIDTH, svg.HEIGHT, svg.LEFT, svg.RIGHT, svg.TOP, svg.BOTTOM]),
@@ -54,8 +64,9 @@ def _title(results: Mapping[str, Any]) -> str:
 
 def _subtitle(results: Mapping[str, Any]) -> str:
     task, seeds = results["task"], results["seeds"]
-    parts = [str(task["model"])] if "model" in task else []
-    parts += [f"{task['rounds']} rounds"] if "rounds" in task else []
+    parts = [_title(results)] if results["title"] and "data" in task else []  # a title need not name the data
+    parts += [str(task["model"])] if "model" in task else []
+    parts += [f"{task['rounds']} round{'s' * (task['rounds'] != 1)}"] if "rounds" in task else []
     if "cohort" in task:
         share = f"{task['cohort']:.0%} of the" if isinstance(task["cohort"], float) else str(task["cohort"])
         parts.append(f"{share} clients a round")
@@ -71,7 +82,7 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
     rows = [row for row in results["rows"] if metric in row["paper"]]
     if not rows:
         return ""
-    head = "".join(f"<th scope=col>{escape(plain(z))}</th>" for z in ("method", *paper["at"]))
+    head = "".join(f"<th scope=col>{escape(z)}</th>" for z in ("method", *paper_heads(rows, paper)))
     body = []
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = {column_of(row, paper): row for row in rows if row["method"] == method}
@@ -81,11 +92,11 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
             if row is None:
                 cells.append("<td></td>")
                 continue
-            apart = " <b class=alarm>≠</b>" * differs(row, metric)
+            apart = " <b class=alarm>≠</b>" * differs(row, paper)
             ours, theirs = escape(in_paper_units(row, metric)), escape(str(row["paper"][metric]))
             cells.append(f"<td>{ours}{apart}<br><span class=theirs>{theirs}</span></td>")
         body.append(f"<tr><th scope=row>{escape(method)}</th>{''.join(cells)}</tr>")
-    note = "<p class=note>≠: apart by more than the two deviations.</p>" * ("≠" in "".join(body))
+    note = f"<p class=note>{APART}.</p>" * ("≠" in "".join(body))
     unit = " (%)" if metric.endswith("accuracy") else ""
     return (
         f"<section><h2>{escape(metric.replace('_', ' ').capitalize())}{unit}: ours, and below it "
@@ -100,12 +111,17 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
 def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> str:
     rows = [row for row in results["rows"] if row["case"] == case]
     own = ", ".join(f"{key} {value}" for key, value in results["cases"][case].items()) if case else ""
-    note = ""
+    notes = []
     if any(row["targets"] for row in rows):
-        note = (
-            "<p class=note>Floats: up and down, per participating client, until the target (4 bytes each). "
-            f"&gt;{rows[0]['rounds']}: not reached by all seeds (2/3: by two of three).</p>"
-        )
+        notes.append("Floats: up and down, per participating client, until the target (4 bytes each).")
+        notes.append(f">{rows[0]['rounds']}: not reached by all seeds (2/3: by two of three).")
+        if any(row.get("cost") is not None for row in rows):
+            notes.append("Paper's cost: in the units in which the paper counts communication.")
+    if (every := max(row["evaluate_every"] for row in rows)) > 1:
+        notes.append(f"Accuracy is measured every {every} rounds.")
+    if results["axes"] and len(rows) > MANY:
+        notes.append(f"Curves of {len(rows)} lines could not be told apart and are left out; results.json has them.")
+    note = f"<p class=note>{escape(' '.join(notes))}</p>" if notes else ""
     shown = [one for one in drawn if one.case == case]
     return (
         f"<section class=case><h2>{escape(case or 'Summary')}</h2>"
@@ -125,7 +141,7 @@ def _table(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
     head = "".join(f"<th scope=col><button type=button>{escape(name)}</button></th>" for name in ("method", *columns))
     body = []
     for row, line in zip(rows, lines, strict=True):
-        failed = f" <span class=alarm>({len(row['errors'])} missing)</span>" if row["errors"] else ""
+        failed = f" <span class=alarm>({missing(row)})</span>" if row["errors"] else ""
         method, key = escape(row["method"]), svg.key(style[row["name"]])
         name = f"<th scope=row data-value='{method}'>{key}{method}{failed}</th>"
         cells = [line.get(column, ("", None)) for column in columns]
@@ -166,8 +182,8 @@ def _robustness(results: Mapping[str, Any]) -> str:
             "case": escape(one["case"]),
             "at": _inline(one["at"]),
             "over": escape(one["axis"]),
-            "best accuracy": f"{one['best']:.3f}",
-            "decades within 5 % of it": f"{one['decades']:.2g}",
+            "best final accuracy": f"{one['best']:.3f}",
+            "decades within 5 % of it": "≥ " * one["open"] + f"{one['decades']:.2g}",
         }
         for one in results["robustness"]
     ]
@@ -178,7 +194,8 @@ def _robustness(results: Mapping[str, Any]) -> str:
         for line in lines
     )
     table = f"<table class=summary><thead>{head}</thead><tbody>{body}</tbody></table>"
-    return f"<section><h2>Robustness</h2><div class=scroll>{table}</div></section>"
+    note = "<p class=note>In steps of the values that were tried; ≥: they end before it does.</p>"
+    return f"<section><h2>Robustness</h2><div class=scroll>{table}</div>{note}</section>"
 
 
 def _failures(results: Mapping[str, Any]) -> str:

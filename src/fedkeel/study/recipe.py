@@ -2,7 +2,9 @@
 
 A file of recipes has settings of all its recipes on top, a library of [methods.NAME] and [[cases]], and a table
 [recipes.NAME] for each: title, settings, `use` (names of methods), `columns` (names of cases), `extends` (another recipe,
-whose runs it shares), and any other key of a study file. [others] says why a table or figure is not among them.
+whose runs it shares), `note` (what is to be said of it alone, after the file's `about`), and any other key of a study file.
+[small] of the file and `small` of a recipe say what `--scale small` changes. [others] says why a table or figure is not
+among them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from fedkeel.config import read_toml
 from fedkeel.core.algorithm import nearest
 from fedkeel.fields import SETTINGS
 from fedkeel.study.edit import choose_cases, override
+from fedkeel.study.runner import _size
 from fedkeel.study.study import Study
 
 FOLDER = Path(__file__).with_name("recipes")
@@ -52,9 +55,10 @@ def read(name: str, scale: str = "paper") -> Recipe:
     paper, _, own = name.partition("/")
     content = copy.deepcopy(_papers()[paper])
     table = _extended(content["recipes"], own)
-    runs = table.pop("runs", own)
+    runs, note = table.pop("runs", own), table.pop("note", "")
     shared = {key: z for key, z in content.items() if key not in ("recipes", "others", "methods", "cases", "small")}
     file = shared | {key: z for key, z in table.items() if key not in ("use", "columns", "methods", "small")}
+    file["about"] = " ".join(part for part in (file.get("about", ""), note) if part)
     file["methods"] = _picked(content.get("methods", {}), table)
     if "columns" in table:
         library = {case["name"]: case for case in content.get("cases", [])}
@@ -90,20 +94,46 @@ def shrunk(file: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe for a laptop: its `small` table says what changes; keys of the study (seeds, cases) and of runs alike."""
     small = dict(small)
     own = {key: small.pop(key) for key in ("seeds", "target", "sweep", "search") if key in small}
-    kept = ",".join(small.pop("cases", []))
+    kept, methods = ",".join(small.pop("cases", [])), small.pop("methods", {})
     settings = {key: None if z == "none" else z for key, z in small.items()}
     file = override(choose_cases(dict(file), kept), settings)
     for case in file.get("cases", []):
         if "target" in own:
             case.pop("target", None)
-    return file | own
+    for table in file.get("cases") or [file]:  # in the cases, whose own values would win
+        table["methods"] = table.get("methods", {}) | {
+            name: table.get("methods", {}).get(name, {}) | values for name, values in methods.items()
+        }
+    return _told(file | own)
 
 
-def listed() -> list[tuple[str, str, str]]:
-    """(name, title, runs) of all recipes, without searches."""
+def _told(file: Mapping[str, Any]) -> dict[str, Any]:
+    """A small recipe that says so wherever it speaks of the paper's scale."""
+    swept = file.get("sweep", {})
+    words = [str(file[key]) for key in ("data", "model") if key not in swept]
+    words += [_counted(file["rounds"], "round"), _counted(file["seeds"], "seed")]
+    about = f"Small scale ({', '.join(words)}): shows that it works, its numbers are not comparable with the paper's. "
+    paper = [
+        one | {"where": f"{one['where']} (at the paper's scale: not comparable)", "comparable": False}
+        for one in file.get("paper", [])
+    ]
+    return dict(file) | {
+        "title": f"{file['title']} (small scale)",
+        "about": f"{about}What follows is of the paper's scale. {file['about']}",
+        "paper": paper,
+    }
+
+
+def _counted(number: int, what: str) -> str:
+    return f"one {what}" if number == 1 else f"{number} {what}s"
+
+
+def listed() -> list[tuple[str, str, str, str]]:
+    """(name, title, runs, trials of searches before them) of all recipes."""
     rows = []
     for name in names():
         recipe = read(name)
-        count = sum(len(branch.seeds) for branch in Study.read(recipe.file).branches)
-        rows.append((name, recipe.title, str(count)))
+        study = Study.read(recipe.file)
+        count = sum(len(branch.seeds) for branch in study.branches)
+        rows.append((name, recipe.title, str(count), str(_size(study)[0] - count)))
     return rows

@@ -70,7 +70,8 @@ def _single(path: Path) -> dict[str, Any]:
     task = config.model_dump(exclude_unset=True, exclude={"algorithm", "hyperparameters", "seed"})
     methods = {config.algorithm: dict(config.hyperparameters)}
     study = Study.read({key: z for key, z in task.items() if z is not None} | {"methods": methods, "seeds": [config.seed]})
-    found = Found(study.branches[0], outcomes=[Outcome(config.algorithm, config.seed, history)])
+    made = (directory.summary(path, len(history)) or {}).get("made_with", {})
+    found = Found(study.branches[0], outcomes=[Outcome(config.algorithm, config.seed, history, made_with=made)])
     results = collect(study, [found], f"fedkeel report {path}")
     shown = results["task"] | {"engine": told.get("engine", "auto")}
     if "note" in told:  # no name of data or model that are mere defaults

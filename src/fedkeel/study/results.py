@@ -6,9 +6,7 @@ import csv
 import io
 import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import tomli_w
 
 from fedkeel.engine.checkpoint import guarded, write_atomically
 from fedkeel.engine.run import as_toml
-from fedkeel.study.numbers import NOT_RUN, Row, curves, finite, robust_width, summarise
+from fedkeel.study.numbers import NOT_RUN, Row, curves, failures, finite, robust_width, summarise, target_name
 from fedkeel.study.runner import Found
 from fedkeel.study.study import Study
 
@@ -53,16 +51,24 @@ def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str
         "search": [_search(study, one) for one in found if one.trials],
         "robustness": _robustness(study, rows),
         "paper": [paper.model_dump() for paper in study.paper],
-        "versions": {"python": platform.python_version()} | {z: version(z) for z in ("fedkeel", "torch", "numpy")},
-        "machine": f"{platform.system()} {platform.machine()}, {platform.processor() or 'processor not named'}",
+        "versions": _versions(found),
         "command": command,
     }
+
+
+def _versions(found: Sequence[Found]) -> dict[str, str]:
+    """Versions and machines that the runs were made with."""
+    made = [outcome.made_with for one in found for outcome in one.outcomes if outcome.made_with]
+    if not made:
+        return {"versions": "not kept"}
+    return {key: ", ".join(sorted({str(one.get(key)) for one in made})) for key in made[0]}
 
 
 def _row(study: Study, found: Found) -> Row:
     branch = found.branch
     row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
     row |= {"targets": list(branch.targets), "chosen": found.chosen, "paper": _printed(study, found)}
+    row["evaluate_every"] = branch.config.evaluate_every
     cost = branch.cost_of(found.chosen)
     return row | summarise(branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, cost)
 
@@ -115,7 +121,8 @@ def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
                 continue
             told.append(
                 {"case": case, "method": method, "at": dict(others), "axis": axis}
-                | {"decades": robust_width(points), "best": max(z for _, z in points)}
+                | dict(zip(("decades", "open"), robust_width(points), strict=True))
+                | {"best": max(z for _, z in points)}
             )
     return told
 
@@ -150,13 +157,15 @@ def read_origin(out: Path) -> dict[str, Any]:
 
 def as_csv(results: Mapping[str, Any]) -> str:
     """The rows as a table, one column per number; axes and chosen values have columns of their own."""
-    hidden = ("errors", "axes", "chosen", "paper", "targets")
+    hidden = ("errors", "axes", "chosen", "paper", "targets", "evaluate_every")
     lines = []
     for row in results["rows"]:
         line = {key: z for key, z in row.items() if key not in hidden}
         line |= row["axes"] | {f"chosen_{key}": z for key, z in row["chosen"].items()}
         line |= {f"paper_{key}": z for key, z in row["paper"].items()}
-        lines.append(line | {"failed": len(row["errors"])})
+        line |= {target_name(number): target for number, target in enumerate(row["targets"])}
+        failed, not_run = failures(row)
+        lines.append(line | {"failed": failed, "not_run": not_run})
     text = io.StringIO()
     table = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     table.writeheader()

@@ -155,7 +155,8 @@ def is_complete(job: Job) -> bool:
 def outcome_of(job: Job, branch: Branch, seed: int, error: str | None) -> Outcome:
     """What became of a run, from its directory. error: what is known to be wrong with it."""
     if error is None and (found := directory.summary(job.out, job.config.rounds)):
-        return Outcome(branch.method, seed, directory.history(job.out), memory_mb=found.get("memory_mb"))
+        told = {"memory_mb": found.get("memory_mb"), "made_with": found.get("made_with", {})}
+        return Outcome(branch.method, seed, directory.history(job.out), **told)
     return Outcome(branch.method, seed, [], error or directory.why_failed(job.out) or NOT_RUN)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.show import console, table
-from fedkeel.study.cells import cells, column_of, columns_of, differs, in_paper_units, place_of
+from fedkeel.study.cells import APART, cells, column_of, columns_of, differs, in_paper_units, paper_heads, place_of
 
 Row = Mapping[str, Any]
 
@@ -31,7 +31,8 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
     for one in results["robustness"]:
         at = ", ".join([one["case"]] * bool(one["case"]) + [f"{key} {z}" for key, z in one["at"].items()])
         who = f"{one['method']} ({at})" if at else one["method"]
-        screen.print(f"{who}: within 5 % of its best over {one['decades']:.2g} decades of {one['axis']}")
+        width = ("at least " if one["open"] else "") + f"{one['decades']:.2g}"
+        screen.print(f"{who}: within 5 % of its best over {width} decades of {one['axis']}")
     for one in results["search"]:
         if one["note"]:
             screen.print(f"search: {one['name']}: {one['note']}", soft_wrap=True)
@@ -61,27 +62,30 @@ def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
     if not with_number:
         return
     unit = "%" if metric.endswith("accuracy") else ""
-    made = table("method", "", *(f">{column}" for column in paper["at"]))
+    made = table("method", "", *(f">{column}" for column in paper_heads(with_number, paper)))
     for column in made.columns:
         column.no_wrap = False
     for method in dict.fromkeys(row["method"] for row in with_number):
         mine = {column_of(row, paper): row for row in with_number if row["method"] == method}
-        apart = {z: " ≠" * differs(row, metric) for z, row in mine.items()}
+        apart = {z: " ≠" * differs(row, paper) for z, row in mine.items()}
         ours = [in_paper_units(mine[z], metric) + apart[z] if z in mine else "" for z in paper["at"]]
         theirs = [str(mine[z]["paper"][metric]) if z in mine else "" for z in paper["at"]]
         made.add_row(method, "ours", *ours)
         made.add_row("", "paper", *theirs, style="dim")
     console().print(f"\n{metric.replace('_', ' ')} {unit} beside {paper['where'] or 'the paper'}", style="bold")
     console().print(made)
+    if any(differs(row, paper) for row in with_number):
+        console().print(APART)
 
 
-def recipe_table(recipes: Sequence[tuple[str, str, str]]) -> None:
-    """All recipes: (name, what it is, how much there is to run)."""
-    shown = table("name", "what it is", ">runs")
+def recipe_table(recipes: Sequence[tuple[str, str, str, str]]) -> None:
+    """All recipes: (name, what it is, how many runs, how many trials of searches before them)."""
+    shown = table("name", "what it is", ">runs", ">trials")
     shown.columns[0].no_wrap = True
-    for name, title, size in recipes:
-        shown.add_row(name, title, size)
+    for row in recipes:
+        shown.add_row(*row)
     console().print(shown)
+    console().print("trials: runs of the searches for step sizes and the like, before those that count.")
     console().print(
         "`fedkeel reproduce NAME` runs one at the paper's scale, `--scale small` on a laptop, `--show` prints it."
     )

@@ -41,7 +41,10 @@ def split_of(study: Study, case: str) -> Split:
 def shown_splits(study: Study, counts: Mapping[str, Any]) -> dict[str, Any]:
     """What the report shows, by case. counts: samples of every class that a client has, by key of the split."""
     splits = {case: split_of(study, case) for case in study.cases}
-    return {case: {"of": one.of, "counts": counts[one.key]} for case, one in splits.items() if one.key in counts}
+    shown = {case: {"of": one.of, "counts": counts[one.key]} for case, one in splits.items() if one.key in counts}
+    for case, one in shown.items():  # of a split by writers, say, the settings do not tell how many there are
+        one["more"] = len(one["counts"]) == MOST != splits[case].config.clients
+    return shown
 
 
 def count_splits(study: Study, out: Path) -> dict[str, Any]:

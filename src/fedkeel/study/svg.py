@@ -17,6 +17,7 @@ from fedkeel.study.axis import Axis
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 66, 12, 10, 44  # margins
 LONGEST = 30  # characters of a name beside a bar or row; more leave no room for these
+SLANTED = 14  # of one that is written aslant
 # Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (invisible on white) and with dark
 # grey for their black (invisible on a dark page); dashes and markers carry the same information again, and 7 x 6 of them are
 # all different.
@@ -53,13 +54,16 @@ class Series:
     high: list[float] = field(default_factory=list)
     marks: bool = False  # all points are marked, not just some
     flat: bool = False  # one value, drawn all the way across
+    lost: list[float] = field(default_factory=list)  # places on the axis where there is no value because a run failed
 
 
 # Pictures -------------------------------------------------------------------------------------------------------------
 
 
-def lines(series: Sequence[Series], x: Axis, y: Axis, goals: Sequence[float] = (), alone: bool = False) -> str:
-    """Lines with bands. alone: with a legend and the style, for a file of its own."""
+def lines(
+    series: Sequence[Series], x: Axis, y: Axis, goals: Sequence[float] = (), alone: bool = False, lost_at: float = 0.0
+) -> str:
+    """Lines with bands. alone: with a legend and the style, for a file of its own; lost_at: where lost points are marked."""
     px, py = _places(x, y)
     parts = [_frame(x, y, px, py)]
     parts += [f'<path class="goal" d="M{px(x.low):.1f} {py(z):.1f}H{px(x.high):.1f}"/>' for z in goals if y.low < z < y.high]
@@ -68,9 +72,18 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, goals: Sequence[float] = (
         colour = look(one.look)[0]
         for piece in _pieces(one) if one.low else []:
             edge = [(one.x[i], one.high[i]) for i in piece] + [(one.x[i], one.low[i]) for i in reversed(piece)]
+            if one.flat:
+                edge = [(x.low, one.high[0]), (x.high, one.high[0]), (x.high, one.low[0]), (x.low, one.low[0])]
             points = " ".join(f"{px(a):.1f},{py(min(max(b, y.low), y.high)):.1f}" for a, b in edge)
             parts.append(f'<polygon points="{points}" fill="{colour}" fill-opacity="{faint}" data-of="{escape(one.name)}"/>')
-    parts += [_line(one, x, px, py) for one in series]
+    drawn = "".join(_line(one, x, px, py) for one in series)
+    if any(z is not None and z < y.low for one in series for z in one.y):  # what lies below the plot is cut off
+        box = f'x="{LEFT}" y="0" width="{WIDTH - LEFT}" height="{HEIGHT - BOTTOM}"'
+        drawn = f'<svg {box} viewBox="{LEFT} 0 {WIDTH - LEFT} {HEIGHT - BOTTOM}">{drawn}</svg>'
+    parts.append(drawn)
+    for one in series:
+        crosses = "".join(mark("cross", px(z), py(lost_at), look(one.look)[0], 5) for z in one.lost)
+        parts += [f'<g data-of="{escape(one.name)}">{crosses}</g>'] if crosses else []
     return _svg(parts, [(one.name, one.look) for one in series] if alone else [])
 
 
@@ -93,7 +106,7 @@ def _line(one: Series, x: Axis, px: Callable[[float], float], py: Callable[[floa
     points = [point for piece in pieces for point in piece]
     every = 1 if one.marks else max(1, len(points) // 5)
     offset = 0 if one.marks else (one.look * every) // 7  # or the markers of all lines stand in columns
-    marks = "" if one.flat else "".join(mark(marker, a, b, colour) for a, b in points[offset::every])
+    marks = "".join(mark(marker, a, b, colour) for a, b in points[offset::every])
     return f'<g class="series" data-of="{escape(one.name)}">{drawn}{marks}</g>'
 
 
@@ -153,6 +166,9 @@ def heat(values: Sequence[Sequence[float | None]], x: Axis, y: Axis) -> str:
     low, high = (min(good), max(good)) if good else (0.0, 1.0)
     left = max(LEFT, 26 + 7 * min(max(map(len, y.names)), LONGEST))
     wide, tall = (WIDTH - left - RIGHT) / len(x.names), (HEIGHT - TOP - BOTTOM) / len(y.names)
+    slanted = 7 * max(map(len, x.names)) > wide  # they do not fit side by side
+    names = [_cut(name, SLANTED) if slanted else name for name in x.names]
+    more = 5 * max(map(len, names)) if slanted else 0
     parts = []
     for j, row in enumerate(values):
         for i, value in enumerate(row):
@@ -166,11 +182,13 @@ def heat(values: Sequence[Sequence[float | None]], x: Axis, y: Axis) -> str:
             parts.append(
                 f'<text x="{a + wide / 2:.1f}" y="{b + tall / 2 + 4:.1f}" text-anchor="middle"{style}>{told}</text>'
             )
-    for i, name in enumerate(x.names):
-        parts.append(_tick(left + (i + 0.5) * wide, HEIGHT - BOTTOM + 16, _cut(name, max(8, int(wide / 6.5))), "middle"))
+    for i, name in enumerate(names):
+        a, b = left + (i + 0.5) * wide, HEIGHT - BOTTOM + (12 if slanted else 16)
+        tick = _tick(a, b, name, "end" if slanted else "middle")
+        parts.append(f'<g transform="rotate(-45 {a:.1f} {b:.1f})">{tick}</g>' if slanted else tick)
     for j, name in enumerate(y.names):
         parts.append(_tick(left - 6, TOP + (len(y.names) - 0.5 - j) * tall + 4, _cut(name, LONGEST), "end"))
-    return _svg([*parts, *_labels(x, y)], [])
+    return _svg([*parts, *_labels(x, y, HEIGHT + more)], [], HEIGHT + more)
 
 
 def heat_colour(share: float) -> str:
@@ -217,10 +235,10 @@ def _frame(x: Axis, y: Axis, px: Callable[[float], float], py: Callable[[float],
     return "".join(parts + _labels(x, y))
 
 
-def _labels(x: Axis, y: Axis) -> list[str]:
+def _labels(x: Axis, y: Axis, height: int = HEIGHT) -> list[str]:
     middle = TOP + (HEIGHT - TOP - BOTTOM) / 2
     return [
-        f'<text x="{LEFT + (WIDTH - LEFT - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x.label)}</text>',
+        f'<text x="{LEFT + (WIDTH - LEFT - RIGHT) / 2}" y="{height - 8}" text-anchor="middle">{escape(x.label)}</text>',
         f'<text transform="translate(13 {middle}) rotate(-90)" text-anchor="middle">{escape(y.label)}</text>',
     ]
 
