@@ -38,7 +38,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "local-adam-shared": [{"lr": 0.05}],
     "fedlada": [{"lr": 0.05, "alpha": 0.3, "server_lr": 0.9}],
     "fed-ams": [{"lr": 0.01}, {"lr": 0.0001, "first_round": "frozen"}],
-    "fed-lamb": [{"lr": 0.05, "lam": 0.1}],
+    "fed-lamb": [{"lr": 0.05, "lam": 0.1}, {"lr": 0.05, "lam": 0.1, "first_round": "local_v"}],
     "mime-lamb": [{"lr": 0.05, "lam": 0.1}],
     "fadamet": [{"lr": 0.05}, {"lr": 0.05, "tracking": 1}],
     "fadamgt": [{"lr": 0.05}, {"lr": 0.05, "tracking": 1, "server_lr": 0.8}],

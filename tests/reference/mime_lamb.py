@@ -1,5 +1,5 @@
-"""Mime-LAMB: "Fed-LAMB: Layer-wise and Dimension-wise Locally Adaptive Federated Learning", its second listing. Only
-the supplement is among the seed papers; the comments name the fields of section C5 of algorithms.md."""
+"""Mime-LAMB: "Fed-LAMB: Layer-wise and Dimension-wise Locally Adaptive Federated Learning", the steps of Mime-LAMB in
+its listing. Only the supplement is among the seed papers; the comments name the fields of section C5 of algorithms.md."""
 
 import numpy as np
 

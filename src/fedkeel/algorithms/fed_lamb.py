@@ -28,7 +28,7 @@ class Up(NamedTuple):
 
 @algorithm(
     "fed-lamb",
-    paper="Karimi et al. 2023, Fed-LAMB, Algorithm 2 (the seed holds its supplement)",
+    paper="Karimi et al. 2023, Fed-LAMB, Algorithm 1 of the main text, the steps of Fed-LAMB",
     sends="x v_hat",
     exact=False,
     family="client-adaptive",
@@ -44,7 +44,10 @@ class FedLAMB(Algorithm):
     can move a layer further than another. Clients keep their first moment.
 
     Differs from the paper: where a layer is all zero (fresh biases) its trust ratio is 1, since the identity would freeze
-    it for ever; no bias correction; v starts each round at the server's v_hat, as the text says (the code keeps its own).
+    it for ever; v is updated from the step before (the listing's index points to the round before, a slip).
+    Differs from the authors' code: v starts each round at the server's v_hat, as listed (the code keeps a client's own),
+    and nothing is added to the root of v_hat. In round 0 that code divides by the client's own sqrt(v) + eps, since v_hat
+    is still eps: `first_round="local_v"` does so, too.
     """
 
     lr: float = hp(
@@ -55,18 +58,20 @@ class FedLAMB(Algorithm):
     beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
     beta2: float = hp(0.999, "decay of the second moment", least=0, below=1)
     eps: float = hp(1e-8, "first v_hat", above=0)
+    first_round: str = hp("frozen", "denominator of round 0: the frozen v_hat, or own v", choices=("frozen", "local_v"))
 
     def init(self, x: Tensor) -> tuple[Server, Client]:
         return Server(x=x, v_hat=torch.full_like(x, self.eps)), Client(m=torch.zeros_like(x))
 
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w, m, v = steps.copy(down.x), steps.copy(mem.m), steps.copy(down.v_hat)
+        own = steps.t == 0 and self.first_round == "local_v"
         root = down.v_hat.sqrt()
         for grad in steps:
             g = steps.clip(grad(w))
             m.lerp_(g, 1 - self.beta1)
             v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-            u = torch.div(m, root, out=g).add_(w, alpha=self.lam)  # psi + lambda w
+            u = torch.div(m, v.sqrt() + self.eps if own else root, out=g).add_(w, alpha=self.lam)  # psi + lambda w
             w.sub_(layer_unit(u, w, steps.layers), alpha=self.lr)
         return Up(dx=w - down.x, v=v), Client(m=m)
 

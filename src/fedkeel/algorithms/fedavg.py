@@ -25,6 +25,8 @@ class FedAvg(Algorithm):
 
     Prefer it when clients are alike or K is small. Where their data differ and K > 1, it stops at a point that depends
     on the learning rate, not at the minimiser of the global loss.
+
+    Differs from the paper: clients weigh equally unless weights="samples" (the paper weighs them by their samples, n_k).
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))

@@ -36,8 +36,9 @@ class FedMLB(Algorithm):
     Prefer it for deep networks under label skew: it keeps intermediate features compatible between clients. The model has
     to declare its blocks (core/features.py); a step costs a forward and backward pass per branch.
 
-    Differs from the paper: UNCONFIRMED: the tuned weights lam1 to lam3 of the paper; the defaults are the code's. The
-    direction of the divergence (branch against main path, no tau^2, no detach) is the code's, too.
+    Differs from the authors' code: clients weigh equally unless weights="samples" (the code weighs them by their samples).
+    The direction of the divergence (branch against main path, no tau^2, no detach) is that of the code.
+    UNCONFIRMED: lam1 to lam3 are the defaults of the code; the values tuned in the paper are not known.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))

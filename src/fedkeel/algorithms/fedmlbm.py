@@ -38,7 +38,8 @@ class FedMLBM(Algorithm):
 
     Prefer it to FedMLB when few clients take part in a round. Costs and needs are those of FedMLB.
 
-    Differs from the paper: as FedMLB. UNCONFIRMED: the tuned weights of the paper; the code's are used.
+    Differs from the authors' code: as FedMLB.
+    UNCONFIRMED: lam1 to lam3 are the defaults of the code; the values tuned in the paper are not known.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))

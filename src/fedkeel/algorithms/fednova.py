@@ -37,6 +37,7 @@ class FedNova(Algorithm):
     Prefer it to FedAvg when the numbers of local steps differ: there, clients with many steps pull the result towards
     their own minimiser. With equal steps and neither momentum nor proximal term it is FedAvg.
 
+    Differs from the paper: clients weigh equally unless weights="samples" (the paper weighs them by their samples, n_i).
     Differs from the authors' code: the weights are those of the round's participants (the code has no partial
     participation), and momentum together with mu is refused (the code applies both rules for a, one after the other).
     """

@@ -28,7 +28,8 @@ class FedSGD(Algorithm):
     Prefer it as the yardstick that has no drift at all, or when communication is free. The gradient is that of one
     mini-batch, so batch_size=None makes it exact; local_steps and local_epochs have no effect.
 
-    Differs from the Fed-LAMB paper: what that paper calls Fed-SGD is FedAvg.
+    Differs from the paper: clients weigh equally unless weights="samples" (the paper weighs them by their samples, n_k).
+    What the Fed-LAMB paper calls Fed-SGD is FedAvg.
     """
 
     lr: float = hp(0.1, "eta, step size", above=0)

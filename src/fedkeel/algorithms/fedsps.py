@@ -21,7 +21,7 @@ class Up(NamedTuple):
 
 @algorithm(
     "fedsps",
-    paper="Mukherjee et al. 2024; step from Zhang et al. 2024 (PAdaMFed), Table 1",
+    paper="Mukherjee et al. 2024; step from Yan et al. 2025 (PAdaMFed), Table 1",
     sends="x",
     exact=False,
     family="client-adaptive",

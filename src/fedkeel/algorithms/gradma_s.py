@@ -45,7 +45,11 @@ class GradMAS(Algorithm):
     remembers up to `memory` clients and forgets the least active. If the displacements span the space (d not above the
     number of clients), only 0 agrees with all of them and the model stands still.
 
-    Differs from public code: one projection for the whole model, as in the paper, not one per tensor.
+    Differs from the paper: with beta2 = 0 absent clients are forgotten, as Algorithm 3 prints, while the text (section 6.2)
+    says that their latest update is kept. With beta2 > 0 decay alone changes nothing, since only directions count; beta2
+    tells how much of a client's older displacements is left when its next one is added.
+    Differs from public code: one projection for the whole model, as in the paper, not one per tensor; clients weigh
+    equally, as listed, unless weights="samples" (the code weighs them by their samples).
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))

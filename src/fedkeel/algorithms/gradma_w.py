@@ -40,7 +40,8 @@ class GradMAW(Algorithm):
     not undo what it had learnt. Prefer it when local work is cheap and clients forget; it takes three gradients per step.
 
     Differs from public code: the previous iterate of step 0 is the client's last local model, as listed (the released code
-    of the full GradMA takes the global model); one projection for the whole model, not one per tensor.
+    of the full GradMA takes the global model); one projection for the whole model, not one per tensor; clients weigh
+    equally, as listed, unless weights="samples" (the code weighs them by their samples).
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))

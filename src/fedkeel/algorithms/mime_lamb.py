@@ -29,7 +29,7 @@ class Up(NamedTuple):
 
 @algorithm(
     "mime-lamb",
-    paper="Karimi et al. 2023, Fed-LAMB, Algorithm 3 (the seed holds its supplement)",
+    paper="Karimi et al. 2023, Fed-LAMB, Algorithm 1 of the main text, the steps of Mime-LAMB",
     sends="x v_hat",
     exact=False,
     family="client-adaptive",
@@ -44,8 +44,9 @@ class MimeLAMB(Algorithm):
     Prefer it to Fed-LAMB when local iterates wander so far that their second moments mislead; it costs a pass over all
     local data per round.
 
-    Differs from the paper: the gradient is that of the participants, as listed (the released code takes all training data
-    and squares v); trust ratio 1 for layers that are all zero, as in Fed-LAMB.
+    Differs from the paper: trust ratio 1 for layers that are all zero, as in Fed-LAMB.
+    Differs from the authors' code: the gradient is that of the participants, as listed (the code takes all training data
+    and squares v), and clients have no second moment of their own (the code divides by one in round 0).
     """
 
     lr: float = hp(

@@ -43,7 +43,8 @@ class MOON(Algorithm):
     (core/features.py); a step needs three forward passes.
 
     Differs from the paper: no projection head is added, the features are those before the last layer; plain SGD as in the
-    GradMA paper; no contrastive term until the client has a last local model (the code takes an untrained one).
+    GradMA paper; no contrastive term until the client has a last local model (the code takes an untrained one); clients
+    weigh equally unless weights="samples" (the original weighs them by their samples).
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))

@@ -32,7 +32,7 @@ class Up(NamedTuple):
 
 @algorithm(
     "padamfed-vr",
-    paper="Zhang et al. 2024, Problem-Parameter-Free Federated Learning, Algorithm 2 and Appendix C",
+    paper="Yan et al. 2025, Problem-Parameter-Free Federated Learning, Algorithm 2 and Appendix C",
     sends="x x_prev b",
     exact=True,
     family="tracking",
@@ -52,6 +52,7 @@ class PAdaMFedVR(Algorithm):
 
     Differs from the paper: line 16 of the listing repeats Algorithm 1's momentum, but the proof needs the mean of the
     directions u. `variant="proof"` (the default) sends that mean, one more vector up; `"listing"` is line 16 as printed.
+    beta of Theorem 2 is capped at 1, which it exceeds where S K > T^2.
     """
 
     lr: float = hp(None, "eta, length of a local step; None: 1 / (K T)", above=0)

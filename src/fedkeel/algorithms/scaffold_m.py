@@ -30,7 +30,7 @@ class Up(NamedTuple):
 
 @algorithm(
     "scaffold-m",
-    paper="Cheng et al. 2024; direction from Zhang et al. 2024 (PAdaMFed), sections 3 and 4.3",
+    paper="Cheng et al. 2024; direction from Yan et al. 2025 (PAdaMFed), sections 3 and 4.3",
     sends="x b",
     exact=True,
     family="tracking",

@@ -31,7 +31,7 @@ class Up(NamedTuple):
 
 @algorithm(
     "scaffold-m-vr",
-    paper="Cheng et al. 2024; direction from Zhang et al. 2024 (PAdaMFed), Algorithm 2",
+    paper="Cheng et al. 2024; direction from Yan et al. 2025 (PAdaMFed), Algorithm 2",
     sends="x x_prev b",
     exact=True,
     family="tracking",

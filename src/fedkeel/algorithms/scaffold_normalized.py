@@ -28,7 +28,7 @@ class Up(NamedTuple):
 
 @algorithm(
     "scaffold-normalized",
-    paper="Zhang et al. 2024 (PAdaMFed), ablation of Figure 5",
+    paper="Yan et al. 2025 (PAdaMFed), ablation of Figure 5",
     sends="x c",
     exact=True,
     family="tracking",
