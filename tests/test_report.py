@@ -12,7 +12,9 @@ import xml.etree.ElementTree as xml
 from html import unescape
 
 import pytest
+import torch
 
+import fedkeel as fk
 from fedkeel import directory
 from fedkeel.show import amount
 from fedkeel.study import screen, svg, trackers
@@ -20,10 +22,10 @@ from fedkeel.study.axis import Axis
 from fedkeel.study.cells import as_latex, cells, differs, in_paper_units, paper_heads, spread, table_cells
 from fedkeel.study.compare import carry_out
 from fedkeel.study.edit import tell_changes
-from fedkeel.study.figures import figures, looks
+from fedkeel.study.figures import Figure, figures, looks
 from fedkeel.study.numbers import NOT_RUN
 from fedkeel.study.page import page
-from fedkeel.study.report import draw_png, report, results_of
+from fedkeel.study.report import draw_png, file_names, report, results_of
 from fedkeel.study.results import as_csv
 from fedkeel.study.runner import run_study
 from fedkeel.study.study import Study
@@ -322,9 +324,9 @@ def test_a_recipe_says_what_options_have_changed():
 
 
 def test_latex_takes_any_name(study):
-    row = study[1]["rows"][0] | {"method": r"$x^2$ <50 % ~ \a_b {c} | #1 & d"}
+    row = study[1]["rows"][0] | {"method": r"[$x^2$ <50 % ~ \a_b {c} | #1 & d"}
     line = next(z for z in as_latex(study[1] | {"rows": [row]}).splitlines() if "x" in z and "50" in z)
-    name = r"\$x\^{}2\$ $<$50 \% \~{} \textbackslash{}a\_b \{c\} $|$ \#1 \& d"
+    name = r"{[}\$x\^{}2\$ $<$50 \% \~{} \textbackslash{}a\_b \{c\} $|$ \#1 \& d"
     assert line.startswith(name + " & ")
 
 
@@ -378,6 +380,37 @@ def test_a_loss_that_is_not_finite_spoils_neither_study_nor_page(tmp_path):
     json.loads(re.search(r'id="found">(.*?)</script>', page)[1], parse_constant=refused)
     for path in (tmp_path / "report").glob("*.svg"):
         assert not re.search(r'="[^"]*\b(inf|nan)\b', path.read_text())
+
+
+def test_a_run_without_accuracies_has_a_page(tmp_path):
+    """A regression, or a run without test data."""
+    x, y = torch.randn(12, 3), torch.randn(12, 1)
+    for name, test in (("regression", (x, y)), ("untested", None)):
+        fed = fk.Federation.from_arrays([(x[:6], y[:6]), (x[6:], y[6:])], test=test)
+        options = {"cohort": 2, "local_steps": 1, "batch_size": 3, "progress": False, "engine": "sequential"}
+        model, loss = torch.nn.Linear(3, 1), torch.nn.functional.mse_loss
+        fk.train(model, fed, "fedavg", rounds=3, loss=loss, out=tmp_path / name, **options)
+        text = report(tmp_path / name).read_text()
+        assert "Mean local training loss against rounds" in text
+        assert "Test accuracy against rounds" not in text
+
+
+def test_a_search_says_on_the_screen_what_it_chose(study, capsys):
+    screen.comparison(study[1], study[0])
+    assert re.search(r"search: unlike \| fedavg: lr 0\.(01|3)\n", capsys.readouterr().out)
+
+
+def test_bars_of_a_sweep_are_named_by_their_values(swept):
+    results = swept[1]
+    rows = [row | {"targets": [0.1], "rounds_to_target": 1.0, "rounds_to_target_std": None} for row in results["rows"]]
+    bars = next(one for one in figures(results | {"rows": rows}) if one.name == "rounds-to-0.1")
+    assert bars.title == "Rounds to 0.1 (method, beta1, lr)"
+    assert {"gradma-s 0.5, 0.01", "fedavg 0.01"} <= set(re.findall(r'text-anchor="end">([^<]*)<title>', bars.inline))
+
+
+def test_figures_have_names_of_their_own(swept):
+    drawn = [Figure(f"heat-{z}", "", "", "", "") for z in ("a (x)", "a x", "b", "a [x]")]
+    assert file_names(drawn) == ["heat-a_x", "heat-a_x~2", "heat-b", "heat-a_x~3"]
 
 
 # Drawing --------------------------------------------------------------------------------------------------------------

@@ -2,14 +2,20 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from io import StringIO
 from types import SimpleNamespace
 
 import pytest
 
 from fedkeel import config
+from fedkeel.config import RunConfig, resolve
+from fedkeel.study.bar import StudyBar
 from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures
 from fedkeel.study.numbers import NOT_RUN
+from fedkeel.study.pool import Job
 from fedkeel.study.report import report, results_of
 from fedkeel.study.results import _robustness
 from fedkeel.study.runner import run_study
@@ -35,17 +41,71 @@ def test_the_advice_after_a_stop_does_not_begin_again(fedkeel, monkeypatch):
     assert err.splitlines()[-1] == f"interrupted; go on with: fedkeel {' '.join(words[:-1])} 'a b'"
 
 
+@pytest.mark.parametrize("columns", [80, 140])
+def test_the_bar_has_room_for_accuracy_and_time_left(tmp_path, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    job = Job("fedavg | lr = 0.001, concentration = 0.1 seed 0", resolve(RunConfig(rounds=500)), tmp_path)
+    with StudyBar(32, 16_000, True) as bar:
+        bar.progress.console.file = StringIO()
+        bar.begin(job)
+        bar.row(job, {"round": 3, "test_accuracy": 0.5})
+        bar.refresh(now=True)
+        shown = bar.progress.make_tasks_table(bar.progress.tasks)
+        text = "".join(z.text for z in bar.progress.console.render(shown))
+    assert ("accuracy 0.500" in text, "left" in text, "…" in text) == (True, True, False)
+    assert ("fedavg | lr = 0.001" in text) == (columns == 140)
+
+
+def test_rounds_of_a_checkpoint_are_no_work_of_today(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedkeel.directory.next_round", lambda path: 300)
+    job = Job("fedavg", resolve(RunConfig(rounds=500)), tmp_path)
+    with StudyBar(1, 500, False) as bar:
+        bar.begin(job)
+        for t in range(310):
+            bar.row(job, {"round": t, "test_accuracy": 0.5})
+        bar.refresh(now=True)
+        assert (bar.progress.tasks[0].completed, bar.progress.tasks[0].total) == (10, 200)
+        bar.end(job, None)
+        assert (bar.rounds_done, bar.rounds) == (200, 200)
+
+
 # A grid that was changed ----------------------------------------------------------------------------------------------
 
 
-def test_a_changed_grid_is_the_error_of_its_runs_and_stops_no_other(tmp_path):
+def test_another_choice_of_a_changed_grid_is_run_in_the_place_of_the_old_one(tmp_path):
     carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
+    assert config.stored(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 1e-6
     study = read({"fedavg": {"lr": [1e-6, 0.1]}, "fedprox": {}})
     for rows in (carry_out(study, tmp_path, jobs=1, progress=False)["rows"], results_of(tmp_path)["rows"]):
-        assert (rows[0]["chosen"], rows[0]["seeds"], rows[1]["seeds"]) == ({"lr": 0.1}, 0, 1)
-        assert "holds a run with lr = 1e-06, this one has 0.1" in rows[0]["errors"][0]
-    with pytest.raises(ValueError, match=r"holds a run with lr = 1e-06.*--fresh"):  # all is known before the start now
-        carry_out(study, tmp_path, jobs=1, progress=False)
+        assert (rows[0]["chosen"], rows[0]["seeds"], rows[1]["seeds"]) == ({"lr": 0.1}, 1, 1)
+    assert config.stored(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 0.1
+    before = (tmp_path / "fedavg-seed0/metrics.jsonl").stat().st_mtime_ns
+    carry_out(study, tmp_path, jobs=1, progress=False)
+    assert (tmp_path / "fedavg-seed0/metrics.jsonl").stat().st_mtime_ns == before  # it is complete
+
+
+def test_a_value_that_is_in_no_grid_replaces_nothing(tmp_path):
+    carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
+    for other in ({"lr": 0.1}, {"lr": [1e-6, 0.1], "weight_decay": 0.1}):
+        rows = run_study(read({"fedprox": {}}), tmp_path, jobs=1, progress=False)
+        assert rows[0].outcomes[0].error is None
+        with pytest.raises(ValueError, match=r"holds a run with .*--fresh"):
+            carry_out(read({"fedavg": other}), tmp_path, jobs=1, progress=False)
+
+
+def test_the_same_study_twice_at_once_is_refused(fedkeel, tmp_path):
+    words = ["compare", *FLAGS, "--algorithms", "fedavg", "--seeds", "1", "--jobs", "1", "--out", "here"]
+    (tmp_path / "here").mkdir()
+    holder = (
+        "import fcntl, sys; f = open('here/lock', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        code, _, err = fedkeel(*words)
+        other.stdin.close()
+    assert (code, err.strip()) == (2, "error: out: another process is running a study in here")
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["lock"]
+    assert fedkeel(*words)[0] == 0
 
 
 # What a report says before the end ------------------------------------------------------------------------------------

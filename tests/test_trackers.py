@@ -11,6 +11,8 @@ import pytest
 from fedkeel.config import RunConfig, resolve
 from fedkeel.study import trackers
 from fedkeel.study.pool import Forks, Job
+from fedkeel.study.runner import steps_of
+from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
 
@@ -119,3 +121,12 @@ def test_going_on_tells_the_trackers_too(fedkeel, monkeypatch):
     monkeypatch.setattr("fedkeel.config.run", interrupted)
     code, _, err = fedkeel("run", "--rounds", "3", "--tensorboard", "my tb")
     assert (code, err.splitlines()[-1]) == (130, "interrupted; go on with: fedkeel run --rounds 3 --tensorboard 'my tb'")
+
+
+def test_runs_of_two_studies_have_names_of_their_own(tmp_path):
+    names = []
+    for out in ("one", "two"):
+        study = Study.read(TASK | {"rounds": 1, "methods": {"fedavg": {}}, "seeds": 1, "cases": [{"name": "a"}]})
+        plans = [steps_of(study, group, tmp_path / out, False, {}) for group in study.groups()]
+        names += [job.label for plan in plans for job in next(plan).jobs]
+    assert names == ["one-a-fedavg-seed0", "two-a-fedavg-seed0"]

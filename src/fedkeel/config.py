@@ -17,7 +17,7 @@ from fedkeel.fields import LOCAL_STEPS, SETTINGS
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedkeel.data.federation import Federation
+    from fedkeel.data.federation import Dataset, Federation
     from fedkeel.engine.run import Run
 
 # For the splits that take them; None: the split's own.
@@ -219,12 +219,12 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return values | {"batch_size": batch_size, "local_epochs": 1 if config.local_epochs is None else config.local_epochs}
 
 
-def federation(config: RunConfig) -> Federation:
-    """The clients of a run and their data."""
+def federation(config: RunConfig, data: Dataset | None = None) -> Federation:
+    """The clients of a run and their data. data: what its name stands for, if that is loaded already."""
     from fedkeel.data.sources import load
 
     options = {key: getattr(config, key) for key in SPLIT_OPTIONS if getattr(config, key) is not None}
-    data = load(config.data, config.data_dir, config.augment)
+    data = data or load(config.data, config.data_dir, config.augment)
     return data.split(config.split, clients=config.clients, seed=config.split_seed, **options)
 
 

@@ -71,19 +71,27 @@ def next_round(path: Path) -> int | None:
 
 def difference(path: Path, config: RunConfig) -> str | None:
     """How the run in a directory differs from a resolved config: the first key, in words; None if it does not."""
+    for key, (then, now) in differing(path, config).items():
+        if key == "note":
+            return f"{path} holds a run of Python objects"
+        return f"{path} holds a run with {key} = {_word(then)}, this one has {_word(now)}"
+    return None
+
+
+def differing(path: Path, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Settings and hyper-parameters in which the run in a directory differs from a resolved config -> (its own, ours)."""
     theirs: Mapping[str, Any] = read_toml(path / "config.toml") if (path / "config.toml").exists() else {}
     if "note" in theirs:
-        return f"{path} holds a run of Python objects"
-    ours = config.model_dump(exclude_none=True)
+        return {"note": (theirs["note"], None)}
+    ours, found = config.model_dump(exclude_none=True), {}
     for key in [key for key in {**ours, **theirs} if key not in HOW]:
         missing = SETTINGS[key].default if key in SETTINGS else None  # written before there was such a key
         then, now = theirs.get(key, missing), ours.get(key)
-        if isinstance(then, dict) and isinstance(now, dict) and then != now:
-            key = next(name for name in {**now, **then} if then.get(name) != now.get(name))
-            then, now = then.get(key), now.get(key)
-        if then != now:
-            return f"{path} holds a run with {key} = {_word(then)}, this one has {_word(now)}"
-    return None
+        if isinstance(then, dict) and isinstance(now, dict):
+            found |= {z: (then.get(z), now.get(z)) for z in {**now, **then} if then.get(z) != now.get(z)}
+        elif then != now:
+            found[key] = then, now
+    return found
 
 
 def _word(value: Any) -> str:

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -32,6 +33,17 @@ from fedkeel.engine.work import Jobs, Samples, Uploads, Work
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 DEATHS = 3  # of workers over one client, until the client is given up for the round
 NOTHING = -1  # instead of a position: between two clients
+
+
+@contextlib.contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Ctrl-C comes after a fork and not during it, when the child would show a traceback and the parent might not see it.
+    The child, which ignores it anyway, does not get it any more."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def die_with(driver: int) -> None:
@@ -111,7 +123,8 @@ class Processes:
         others = [worker.pipe for worker in self.workers] + [ours]
         self.doing[number] = NOTHING
         process = self.context.Process(target=self._serve, args=(number, theirs, others, os.getpid()), daemon=True)
-        process.start()
+        with interrupts_wait():
+            process.start()
         theirs.close()
         return Worker(number, process, ours)
 

@@ -117,7 +117,21 @@ def forget_peak() -> None:
 
 
 class Busy(ValueError):
-    """Another process is training in the run's directory."""
+    """Another process is at work in the directory."""
+
+
+def claim(path: Path, owner: object, otherwise: str) -> None:
+    """Locks a directory for as long as the owner lives, or its process: two that write the same client memory would spoil
+    it. otherwise: what to say if another has it."""
+    if fcntl is None:
+        return
+    file = guarded(path, lambda: os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600))
+    weakref.finalize(owner, os.close, file)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):  # the others: a file system that has no locks
+            raise Busy(f"out: {otherwise} in {path}") from None
 
 
 class RunDirectory:
@@ -132,21 +146,9 @@ class RunDirectory:
             raise StorageError(f"out: cannot write {path}: Permission denied")
         if self.checkpoint.exists() and not resume:
             raise ValueError(f"out: {path} already holds a run; pass resume=True to go on with it, or another directory")
-        self._claim()
+        claim(path, self, "another process is training")
         if not self.checkpoint.exists():
             guarded(self.store, lambda: self.store.unlink(missing_ok=True))
-
-    def _claim(self) -> None:
-        """Two processes that write the same client memory would spoil it. The lock ends with the process that took it."""
-        if fcntl is None:
-            return
-        file = guarded(self.path, lambda: os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600))
-        weakref.finalize(self, os.close, file)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):  # the others: a file system that has no locks
-                raise Busy(f"out: another process is training in {self.path}") from None
 
     def begin(self, config: dict[str, Any], history: list[dict[str, Any]]) -> None:
         write_atomically(self.path / "config.toml", tomli_w.dumps(as_toml(config)).encode())

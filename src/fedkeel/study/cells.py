@@ -188,7 +188,7 @@ def as_latex(results: Mapping[str, Any]) -> str:
 
 
 TEX = {z: rf"\{z}" for z in "&%_#${}"} | {"±": r"$\pm$", ">": "$>$", "<": "$<$", "|": "$|$"}
-TEX |= {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"}
+TEX |= {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "[": "{[}"}  # `\\ [` would be a distance
 
 
 def _tex(text: str) -> str:

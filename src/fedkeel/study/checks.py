@@ -48,6 +48,8 @@ def targets(given: Any) -> tuple[float, ...]:
     for one in many:
         if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one <= 1:
             raise ValueError(f"target = {one!r} is not allowed; it must be an accuracy > 0 and <= 1")
+    if len(set(many)) < len(many):
+        raise ValueError(f"target = {given!r} is not allowed; targets must differ")
     return tuple(many)
 
 
@@ -91,6 +93,11 @@ def check_branch(branch: Branch, file: StudyFile) -> None:
     if file.resplit and "split_seed" in branch.config.model_fields_set:
         raise ValueError(
             f"split_seed = {branch.config.split_seed} is not allowed with resplit: every run's split has the run's seed"
+        )
+    if branch.targets and branch.config.evaluate_every == 0:
+        raise ValueError(
+            f"evaluate_every = 0 is not allowed with a target: {branch.name} is evaluated at its end only, so when it was "
+            "reached would not be known"
         )
     if branch.targets and file.target_on == "train_accuracy" and "train" not in branch.config.metrics:
         raise ValueError(

@@ -109,7 +109,9 @@ def reproduce(
         import tomli_w
 
         from fedkeel.engine.run import as_toml
+        from fedkeel.study.study import Study
 
+        Study.read(file)  # what cannot be run is not shown either
         return typer.echo(tomli_w.dumps(as_toml(file)))
     suffix = "" if scale == "paper" else f"-{scale}"
     store = out or Path("runs") / (recipe.runs + suffix)
@@ -148,7 +150,11 @@ def _nothing_else(ctx: typer.Context, *own: str) -> None:
     """Options that nobody knows are not hyper-parameters here, since there are several methods."""
     if ctx.args:
         hint = "hyper-parameters are set by method here: --set fedavg.lr=0.1"
-        raise unknown(ctx.args[0].partition("=")[0], (*TASK, *SHARED, "set", "out", *own), hint)
+        option = ctx.args[0].partition("=")[0]
+        if option == "over":
+            raise ValueError("unknown option --over; `fedkeel sweep` has it")
+        shared = ["set" if name == "changes" else name for name in SHARED]
+        raise unknown(option, (*TASK, *shared, "out", *own), hint)
 
 
 def _assembled(file: Mapping[str, Any], settings: Mapping[str, Any], shared: SimpleNamespace) -> dict[str, Any]:

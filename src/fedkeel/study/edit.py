@@ -10,11 +10,13 @@ from typing import Any
 
 from fedkeel.config import REPLACES, RunConfig
 from fedkeel.directory import HOW
+from fedkeel.fields import SETTINGS
 from fedkeel.options import hyperparameters, literal
 from fedkeel.study.file import split_keys
 from fedkeel.study.names import plain
 
 File = dict[str, Any]
+WORDS = [name for name, about in SETTINGS.items() if isinstance(about.default, str)]  # settings whose values are names
 
 
 def refuse_swept(file: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -83,7 +85,8 @@ def set_values(file: File, changes: Sequence[str]) -> File:
         if axis := _axis_of(key.replace("-", "_"), own, file):
             raise ValueError(f"set = {change!r} is not allowed: {_instead(axis)}")
         tried = [hyperparameters(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
-        values = tried[0] if len(tried) == 1 else {known: [one[known] for one in tried] for known in tried[0]}
+        one_value = len(tried) == 1 and not isinstance(SETTINGS[key].default if key in SETTINGS else None, list)
+        values = tried[0] if one_value else {known: [one[known] for one in tried] for known in tried[0]}
         methods = methods | {name: methods[name] | values}
         for case in file["cases"]:
             mine = case["methods"].pop(name, {})
@@ -138,7 +141,7 @@ def add_axes(file: File, over: Sequence[str]) -> File:
         if name in given:
             raise ValueError(f"over = {one!r} is not allowed beside another axis {name}; give it all its values at once")
         given.add(name)
-        if ":" in text:
+        if ":" in text and name not in WORDS:  # a model may be package.module:factory
             parts = [literal(z) for z in text.split(":")]
             if len(parts) not in (2, 3) or not all(isinstance(z, int | float) for z in parts):
                 raise ValueError(

@@ -118,7 +118,7 @@ def _curve(
     for row in rows:
         curve = curves[row["name"]]
         label_of = row["name"].removeprefix(f"{case} | ") if several else row["method"]
-        if curve.get(column):
+        if any(curve.get(column, {}).values()):  # a run without test data has no accuracies
             series.append(_series(label_of, style[row["name"]], curve[along], list(curve[column].values())))
     series = [one for one in series if one.x]
     log = column in LOG and all(z is None or z > 0 for one in series for z in one.y)
@@ -183,14 +183,17 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
             told = spread(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target(row, name)
             if not row["seeds"]:
                 told = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
-            short = row["name"].removeprefix(f"{case} | ")
+            at = ", ".join(plain(z) for z in row["axes"].values())
+            short = f"{row['method']} {at}".strip()
             lines.append((short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
         if all(line[2] is None for line in lines) and any(row["seeds"] for row in rows):
             continue  # nobody reached it, as the table says
         lines.sort(key=lambda z: math.inf if z[2] is None else z[2])
         line = "; line: one standard deviation" * any(z[3] for z in lines)
+        axes = dict.fromkeys(axis for row in rows for axis in row["axes"])
+        title = f"Rounds to {target:.4g}" + (f" (method, {', '.join(axes)})" if axes else "")
         drawn = svg.bars(lines, f"rounds to {target:g}{line}")
-        found.append(Figure(f"rounds-to-{target:g}", case, f"Rounds to {target:.4g}", drawn, drawn))
+        found.append(Figure(f"rounds-to-{target:g}", case, title, drawn, drawn))
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Literal, Required
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,6 +18,7 @@ from fedkeel.config import RunConfig
 from fedkeel.fields import SETTINGS
 
 Value = bool | int | float | str
+MOST = 1000  # values of an axis; more than that is a slip of the pen
 # Keys of a method's table that are neither settings of a run nor hyper-parameters.
 METHOD_KEYS = ("algorithm", "cost", "over")
 
@@ -34,8 +36,12 @@ class Range(Part):
 
     def values(self, counts: bool = False) -> list[float]:
         """counts: of something that may be a whole number, which all values are if both ends are."""
-        count = max(1, round(abs(math.log10(self.to / self.start)) * self.per_decade))
-        found = [float(f"{self.start * (self.to / self.start) ** (i / count):.3g}") for i in range(count + 1)]
+        decades = abs(math.log10(self.to) - math.log10(self.start))
+        count = max(1, round(decades * self.per_decade))
+        if count > MOST:
+            raise ValueError(f"sweep: {self.start:g} to {self.to:g} has {count + 1} values; at most {MOST} are allowed")
+        between = (math.log10(self.start) * (1 - i / count) + math.log10(self.to) * i / count for i in range(1, count))
+        found = [float(f"{z:.3g}") for z in (self.start, *(10.0**z for z in between), self.to)]
         whole = counts and self.start.is_integer() and self.to.is_integer()
         return list(dict.fromkeys(map(round, found))) if whole else found
 
@@ -168,10 +174,14 @@ def split_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 def read_parts(values: Mapping[str, Any]) -> tuple[RunConfig, StudyFile]:
     """The task and the study that the content of a file describes."""
-    task, study = split_keys(values)
-    from fedkeel.core.algorithm import nearest
+    from fedkeel.core.algorithm import algorithms, lookup, nearest
 
+    task, study = split_keys(values)
     for key in task:
+        if key == "algorithms":
+            raise ValueError("algorithms: methods have tables in a study file, [methods.fedavg] and so on")
+        if key not in SETTINGS and any(key in [one.name for one in fields(lookup(z))] for z in algorithms()):  # type: ignore[arg-type]
+            raise ValueError(f"{key}: a hyper-parameter belongs to a method's table, for example [methods.fedavg]")
         if key not in SETTINGS:
             raise ValueError(f"{key}: unknown setting{nearest(key, [*SETTINGS, *STUDY_KEYS])}")
     return RunConfig(**task), StudyFile(**study)

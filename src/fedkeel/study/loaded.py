@@ -22,6 +22,7 @@ class Data:
         self.loaded: dict[Key, Any] = {}
         self.prints: dict[Key, str] = {}  # fingerprints of what was loaded
         self.before: dict[Key, tuple[str, str]] = {}  # a complete run of the task, and the fingerprint of its data
+        self.absent: dict[Key, Exception] = {}  # why data could not be had: to ask the hub again would take as long
 
     @staticmethod
     def key(config: RunConfig) -> Key:
@@ -34,12 +35,25 @@ class Data:
         if key not in self.loaded:
             while len(self.loaded) >= self.KEEP:
                 del self.loaded[next(iter(self.loaded))]
-            fed = runs.federation(config)
+            fed = runs.federation(config, self.load(config))
             if fed.test is None:
                 raise ValueError(f"data: {config.data} has no test samples, so methods cannot be compared by their accuracy")
             self.loaded[key] = fed
         self._check(key, config)
         return self.loaded[key]
+
+    def load(self, config: RunConfig) -> Any:
+        """The data set of a run, before it is split."""
+        from fedkeel.data.sources import load
+
+        source = (config.data, str(config.data_dir), str(config.augment))
+        if source in self.absent:
+            raise self.absent[source]
+        try:
+            return load(config.data, config.data_dir, config.augment)
+        except Exception as error:
+            self.absent[source] = error
+            raise
 
     def had(self, job: Job) -> None:
         """Notes which data a complete run had."""

@@ -97,6 +97,8 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
             cells.append(f"<td>{ours}{apart}<br><span class=theirs>{theirs}</span></td>")
         body.append(f"<tr><th scope=row>{escape(method)}</th>{''.join(cells)}</tr>")
     note = f"<p class=note>{APART}.</p>" * ("≠" in "".join(body))
+    if not paper["comparable"]:
+        note = "<p class=note>Not comparable: other data, another target or a smaller scale than the paper's.</p>"
     unit = " (%)" if metric.endswith("accuracy") else ""
     return (
         f"<section><h2>{escape(metric.replace('_', ' ').capitalize())}{unit}: ours, and below it "

@@ -19,6 +19,7 @@ from typing import Any
 from fedkeel import config as runs
 from fedkeel.config import RunConfig
 from fedkeel.engine.checkpoint import StorageError
+from fedkeel.engine.processes import die_with, interrupts_wait
 from fedkeel.engine.run import forget_peak
 from fedkeel.study.trackers import tracked
 
@@ -33,6 +34,7 @@ class Job:
     name: str
     config: RunConfig
     out: Path
+    label: str = ""  # by which trackers know it
     fresh: bool = False
     keep: bool = True
     trackers: dict[str, str] = field(default_factory=dict)
@@ -53,7 +55,7 @@ def carry_out(job: Job, fed: Any, told: Callable[[dict[str, Any]], None], worker
 
     config = job.config if workers is None or job.config.workers is not None else job.config.changed(workers=workers)
     try:
-        with tracked(job.trackers, "-".join(job.out.parts[-2:]), config.model_dump(exclude_none=True)) as log:
+        with tracked(job.trackers, job.label, config.model_dump(exclude_none=True)) as log:
             runs.run(config, job.out, resume=True, progress=lambda row: (told(row), log(row)), fresh=job.fresh, fed=fed)
     except StorageError:  # the next run would have nowhere to go, either
         raise
@@ -95,7 +97,8 @@ class Forks:
     def start(self, job: Job, fed: Any) -> None:
         ours, theirs = self.context.Pipe(duplex=False)
         job.process = self.context.Process(target=_serve, args=(job, fed, theirs, [ours, *self.pipes], os.getpid()))
-        job.process.start()
+        with interrupts_wait():
+            job.process.start()
         theirs.close()
         self.pipes[ours] = job
 
@@ -170,8 +173,6 @@ class OnRay:
 def _serve(job: Job, fed: Any, pipe: Connection, others: list[Connection], driver: int) -> None:
     """The life of a run's process."""
     import torch
-
-    from fedkeel.engine.processes import die_with
 
     die_with(driver)
     torch.set_num_threads(1)  # threads that the study's own process may have started do not live here

@@ -19,6 +19,7 @@ from typing import Any
 from fedkeel.config import read_toml
 from fedkeel.core.algorithm import nearest
 from fedkeel.fields import SETTINGS
+from fedkeel.study.checks import targets
 from fedkeel.study.edit import choose_cases, override
 from fedkeel.study.runner import _size
 from fedkeel.study.study import Study
@@ -100,10 +101,10 @@ def shrunk(file: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
     for case in file.get("cases", []):
         if "target" in own:
             case.pop("target", None)
+    methods = {name: values for name, values in methods.items() if name in file["methods"]}
     for table in file.get("cases") or [file]:  # in the cases, whose own values would win
-        table["methods"] = table.get("methods", {}) | {
-            name: table.get("methods", {}).get(name, {}) | values for name, values in methods.items()
-        }
+        old = table.get("methods", {})
+        table["methods"] = old | {name: old.get(name, {}) | values for name, values in methods.items()}
     return _told(file | own)
 
 
@@ -112,6 +113,8 @@ def _told(file: Mapping[str, Any]) -> dict[str, Any]:
     swept = file.get("sweep", {})
     words = [str(file[key]) for key in ("data", "model") if key not in swept]
     words += [_counted(file["rounds"], "round"), _counted(file["seeds"], "seed")]
+    if goals := targets(file.get("target")):
+        words.append(f"target {' and '.join(map(str, goals))}")
     about = f"Small scale ({', '.join(words)}): shows that it works, its numbers are not comparable with the paper's. "
     paper = [
         one | {"where": f"{one['where']} (at the paper's scale: not comparable)", "comparable": False}

@@ -91,7 +91,7 @@ def _of_objects(told: Mapping[str, Any]) -> runs.RunConfig:
 def write_report(results: Mapping[str, Any], out: Path, png: bool = False) -> Path:
     drawn, folder = figures(results), out / "report"
     guarded(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
-    names = [file_name(figure) for figure in drawn]
+    names = file_names(drawn)
     for old in [path for path in folder.glob("*.*") if path.suffix in (".svg", ".png") and path.stem not in names]:
         guarded(old, lambda old=old: old.unlink(missing_ok=True))  # of another study that had the directory before
     for name, figure in zip(names, drawn, strict=True):
@@ -104,8 +104,14 @@ def write_report(results: Mapping[str, Any], out: Path, png: bool = False) -> Pa
     return out / "report.html"
 
 
-def file_name(figure: Figure) -> str:
-    return safe(f"{figure.case}-{figure.name}" if figure.case else figure.name)
+def file_names(drawn: Sequence[Figure]) -> list[str]:
+    """A name for every figure; those of methods whose names differ only in signs that files cannot have are numbered."""
+    names: list[str] = []
+    for figure in drawn:
+        name = safe(f"{figure.case}-{figure.name}" if figure.case else figure.name)
+        again = sum(other == name or other.startswith(f"{name}~") for other in names)
+        names.append(f"{name}~{again + 1}" if again else name)
+    return names
 
 
 def browser() -> str | None:
@@ -115,8 +121,8 @@ def browser() -> str | None:
 def draw_png(drawn: Sequence[Figure], folder: Path) -> None:
     """The figures as PNG, twice as large as they stand in the page."""
     words = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    for figure in drawn:
-        name, height = file_name(figure), figure.alone.partition('viewBox="0 0 ')[2].partition('"')[0].split()[1]
+    for name, figure in zip(file_names(drawn), drawn, strict=True):
+        height = figure.alone.partition('viewBox="0 0 ')[2].partition('"')[0].split()[1]
         size = [f"--window-size={svg.WIDTH},{height}", "--force-device-scale-factor=2"]
         told = subprocess.run([*words, *size, f"--screenshot={name}.png", f"{name}.svg"], cwd=folder, capture_output=True)
         if not (folder / f"{name}.png").exists():

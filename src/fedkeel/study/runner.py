@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import multiprocessing
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from fedkeel import config as runs
 from fedkeel import directory
 from fedkeel.engine.auto import cores
+from fedkeel.engine.checkpoint import guarded
+from fedkeel.engine.run import claim
 from fedkeel.study import pool
 from fedkeel.study.bar import StudyBar
 from fedkeel.study.loaded import Data
@@ -63,8 +66,14 @@ def run_study(
     with StudyBar(total, rounds, progress) as bar:
         workers = cores() if jobs is None else jobs
         runner = Scheduler(workers, ray, bar)
+
+        def claimed_begin() -> None:
+            guarded(store, lambda: store.mkdir(parents=True, exist_ok=True))
+            claim(store, runner, "another process is running a study")  # each would take the other's runs for failed
+            begin()
+
         try:
-            return [found for group in runner.drive(plans, begin) for found in group]
+            return [found for group in runner.drive(plans, claimed_begin) for found in group]
         finally:
             runner.pool.close()
 
@@ -92,7 +101,8 @@ def steps_of(
     jobs, branches, seeds = [], [], []
     for branch, seed in [(one, seed) for one in group for seed in one.seeds]:
         config = branch.at(chosen, seed, study.resplit)
-        jobs.append(Job(f"{branch.name} seed {seed}", config, path_of(store, branch, seed), fresh, study.keep, trackers))
+        out = path_of(store, branch, seed)
+        jobs.append(Job(f"{branch.name} seed {seed}", config, out, _label(out, store), fresh, study.keep, trackers))
         branches.append(branch)
         seeds.append(seed)
     outcomes = yield Asked(jobs, branches, seeds, search=False)
@@ -114,7 +124,8 @@ def _search(
         for values in wave:
             config = branch.at(values, plan.seed, study.resplit, **less)
             name = f"search {branch.name} {', '.join(f'{key} {z}' for key, z in values.items())}"
-            jobs.append(Job(name, config, path_of(store, branch, plan.seed, values), fresh, False, trackers))
+            out = path_of(store, branch, plan.seed, values)
+            jobs.append(Job(name, config, out, _label(out, store), fresh, False, trackers))
         outcomes = yield Asked(jobs, [branch] * len(jobs), [plan.seed] * len(jobs), search=True)
         for values, outcome in zip(wave, outcomes, strict=True):
             scores = {} if outcome.error else of_run(outcome, branch.targets, study.target_on, branch.cost_of(values))
@@ -130,6 +141,11 @@ def _search(
     ]
 
 
+def _label(out: Path, store: Path) -> str:
+    """How trackers call a run: by its study, case, method and seed."""
+    return "-".join(out.absolute().relative_to(store.absolute().parent).parts)
+
+
 def _size(study: Study) -> tuple[int, int]:
     """(runs, rounds) of the whole study."""
     total = rounds = 0
@@ -143,11 +159,16 @@ def _size(study: Study) -> tuple[int, int]:
     return total, rounds
 
 
-def is_complete(job: Job) -> bool:
-    """Is the run there already? An error if the directory holds another one."""
+def is_complete(job: Job, grid: Collection[str] = ()) -> bool:
+    """Is the run there already? An error if the directory holds another one; if that has only other values of a grid, from
+    which the search then chose otherwise, it gives way."""
     if job.fresh or not directory.holds_run(job.out):
         return False
+    if (other := directory.differing(job.out, job.config)) and other.keys() <= set(grid):
+        job.fresh = True
+        return False
     if different := directory.difference(job.out, job.config):
+        runs.task(job.config)  # a setting that is wrong by itself is the better message
         raise ValueError(f"{different}; choose another --out, or --fresh to replace all runs")
     return directory.summary(job.out, job.config.rounds) is not None
 
@@ -207,11 +228,20 @@ class Scheduler:
         return self.results
 
     def _check_data(self) -> None:
-        """If all runs are on the same data and model, what is wrong with these is an error of the study."""
+        """If all runs are on the same data and model, what is wrong with these is an error of the study; so it is if there
+        are no data for any of them."""
         configs = {Data.key(job.config): job.config for _, _, job in self.queue}
-        if len(configs) == 1 and not self.remote:
+        if self.remote or not configs:
+            return
+        if len(configs) == 1:
             config = next(iter(configs.values()))
             runs.task(config, self.data.of(config))
+            return
+        for config in configs.values():
+            with contextlib.suppress(Exception):
+                self.data.load(config)
+                return
+        raise next(iter(self.data.absent.values()))
 
     def _ask(self, place: int, asked: Asked) -> None:
         self.open[place] = asked, {}
@@ -219,7 +249,7 @@ class Scheduler:
         for job, seed, branch in zip(asked.jobs, asked.seeds, asked.branches, strict=True):
             self.owner[job] = place
             try:
-                if is_complete(job):
+                if is_complete(job, () if asked.search else branch.grid):
                     complete.append(job)
                     continue
             except ValueError as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedkeel.show import console, table
 from fedkeel.study.cells import APART, cells, column_of, columns_of, differs, in_paper_units, paper_heads, place_of
+from fedkeel.study.names import plain
 
 Row = Mapping[str, Any]
 
@@ -31,11 +32,17 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
     for one in results["robustness"]:
         at = ", ".join([one["case"]] * bool(one["case"]) + [f"{key} {z}" for key, z in one["at"].items()])
         who = f"{one['method']} ({at})" if at else one["method"]
+        if one["decades"] == 0:
+            screen.print(f"{who}: within 5 % of its best at one value of {one['axis']} only")
+            continue
         width = ("at least " if one["open"] else "") + f"{one['decades']:.2g}"
         screen.print(f"{who}: within 5 % of its best over {width} decades of {one['axis']}")
     for one in results["search"]:
-        if one["note"]:
-            screen.print(f"search: {one['name']}: {one['note']}", soft_wrap=True)
+        chosen = [trial for trial in one["trials"] if trial["chosen"]]
+        values = {key: z for trial in chosen for key, z in trial.items() if key not in ("score", "error", "chosen")}
+        told = one["note"] or ", ".join(f"{key} {plain(z)}" for key, z in values.items())
+        if told:
+            screen.print(f"search: {one['name']}: {told}", soft_wrap=True)
     for row in rows:
         for seed, why in row["errors"].items():
             screen.print(f"failed: {row['name']} seed {seed}: {why}", soft_wrap=True)
@@ -48,8 +55,9 @@ def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:
         line = cells(row, row["targets"])
         shown.append({"method": line.pop("method"), **place_of(row, axes), **line})
     made = table(*(name if name == "method" else ">" + name.replace(" ", "\n", 1) for name in shown[0]))
+    short = all(len(line["method"].partition("\n")[0]) <= 20 for line in shown)
     for column in made.columns:  # a narrow screen breaks numbers at their ±, it does not cut them
-        column.no_wrap = column is made.columns[0]
+        column.no_wrap = short and column is made.columns[0]
     for line in shown:
         made.add_row(*line.values())
     console().print(made)
@@ -76,6 +84,8 @@ def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
     console().print(made)
     if any(differs(row, paper) for row in with_number):
         console().print(APART)
+    if not paper["comparable"]:
+        console().print("not comparable: other data, another target or a smaller scale than the paper's")
 
 
 def recipe_table(recipes: Sequence[tuple[str, str, str, str]]) -> None:

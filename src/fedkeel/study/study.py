@@ -15,6 +15,7 @@ from fedkeel.config import RunConfig
 from fedkeel.core.rules import pick
 from fedkeel.engine.settings import Settings
 from fedkeel.fields import SETTINGS
+from fedkeel.study.cells import printed
 from fedkeel.study.checks import (
     IN_TABLES,
     check_branch,
@@ -163,7 +164,7 @@ def _branches(
         over, fields = table.get("over", {}), fields_of(label, table)
         check_method(label, table, fields)
         values = {key: z for key, z in table.items() if key not in METHOD_KEYS}
-        grid = {key: z for key, z in values.items() if isinstance(z, list)}
+        grid = {key: z for key, z in values.items() if is_grid(key, z)}
         config = changed(first.changed(algorithm=name), {key: z for key, z in values.items() if key not in grid})
         mine = {axis: axes[axis] for axis in axes if over.get(axis, axis) in (*SETTINGS, *fields)}
         for point in itertools.product(*mine.values()):
@@ -175,6 +176,12 @@ def _branches(
             _try_out(branch, file, tried)
             found.append(branch)
     return found
+
+
+def is_grid(key: str, value: Any) -> bool:
+    """Is it a list of values to be searched? A setting that is a list itself, as metrics, is one value."""
+    one_is_a_list = key in SETTINGS and isinstance(SETTINGS[key].default, list | tuple)
+    return isinstance(value, list) and (not one_is_a_list or any(isinstance(z, list) for z in value))
 
 
 def _try_out(branch: Branch, file: StudyFile, tried: set[str]) -> None:
@@ -199,13 +206,19 @@ def changed(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 def _placed(paper: Paper, file: StudyFile, axes: Mapping[str, list[Any]]) -> Paper:
     """A paper's numbers with the names of their columns."""
+    places = [case["name"] for case in file.cases] + [z for values in axes.values() for z in values]
     at = paper.at or [case["name"] for case in file.cases] or next(iter(axes.values()), [""])
     check_column("paper: metric", paper.metric)
+    if paper.at and not any(z in places for z in paper.at):  # some may be of cases or values that were not chosen
+        told = ", ".join(map(plain, places)) or "there are none in this study"
+        raise ValueError(f"paper: at = {paper.at} is not allowed; it must be names of cases or values of an axis: {told}")
     for label, values in paper.values.items():
         if label not in file.methods:
             raise ValueError(f"paper: {label} is not among the methods: {', '.join(file.methods)}")
         if len(values) != len(at):
             raise ValueError(f"paper: {label} has {len(values)} numbers for {len(at)} columns")
+        for z in [z for z in values if isinstance(z, str) and not printed(z) and z != "-" and not z.startswith(">")]:
+            raise ValueError(f"paper: {label} has {z!r}; it must be a number, 'mean±deviation', '-' or '>number'")
     return paper.model_copy(update={"at": list(at)})
 
 
