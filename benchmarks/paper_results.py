@@ -27,7 +27,16 @@ import tomli_w
 from fedkeel.config import read_toml
 from fedkeel.directory import ERROR
 from fedkeel.study import recipe
-from fedkeel.study.cells import APART, columns_of, differs, in_paper_units, paper_heads, place_of, table_cells
+from fedkeel.study.cells import (
+    APART,
+    NOT_COMPARABLE,
+    columns_of,
+    differs,
+    in_paper_units,
+    paper_heads,
+    place_of,
+    table_cells,
+)
 from fedkeel.study.edit import choose_cases, choose_methods
 from fedkeel.study.numbers import NOT_RUN
 from fedkeel.study.report import report, results_of
@@ -112,6 +121,7 @@ def publish(name: str, runs: Path) -> None:
         add_table(name, runs / "study.toml")
     report(runs)
     shutil.copy(runs / "study.toml", out / "study.toml")
+    gone = {old.name for old in out.glob("*.svg")} - {file.name for file in (runs / "report").iterdir()}
     for old in out.glob("*.svg"):
         old.unlink()
     for file in sorted((runs / "report").iterdir()):
@@ -119,13 +129,14 @@ def publish(name: str, runs: Path) -> None:
             shutil.copy(file, out / file.name)
     (out / "README.md").write_text(page(name, results_of(runs)))
     pack(name, runs)
-    print(f"results/{name}: README.md, tables, figures, runs.tar.xz")
+    print(
+        f"results/{name}: README.md, tables, figures, runs.tar.xz" + f"; no longer: {', '.join(sorted(gone))}" * bool(gone)
+    )
 
 
 def page(name: str, results: dict[str, Any]) -> str:
     findings = RESULTS / name / "findings.md"
-    parts = [f"# {results['title']}", f"The recipe: {results['about']}"]
-    parts.append(f"Here `python benchmarks/paper_results.py {name}` ran it, where options replace what is said above:")
+    parts = [f"# {results['title']}", results["about"], f"Made by `python benchmarks/paper_results.py {name}`, which runs"]
     parts.append(f"```\nfedkeel {COMMANDS[name]}\n```")
     parts += [beside_paper(results["rows"], paper) for paper in results["paper"]]
     parts.append("## All numbers\n\n" + all_numbers(results))
@@ -162,7 +173,7 @@ def beside_paper(rows: list[dict[str, Any]], paper: dict[str, Any]) -> str:
             cell = f"{in_paper_units(mine[0], metric)} ({mine[0]['paper'][metric]})" if mine else ""
             shown.append(cell + " ≠" * bool(mine and differs(mine[0], paper)))
         lines.append(f"| {method} | " + " | ".join(shown) + " |")
-    return "\n".join([*lines, "", f"Ours, and in brackets the paper's; {APART}."])
+    return "\n".join([*lines, "", f"Ours, and in brackets the paper's; {APART if paper['comparable'] else NOT_COMPARABLE}."])
 
 
 def all_numbers(results: dict[str, Any]) -> str:

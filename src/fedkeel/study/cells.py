@@ -10,6 +10,7 @@ from fedkeel.study.numbers import ACCURACIES, failures, target_name
 
 Row = Mapping[str, Any]
 APART = "≠: apart by more than the two deviations together, and of rounds by more than those between two evaluations"
+NOT_COMPARABLE = "not comparable: other data, another target or a smaller scale than the paper's"
 BEYOND = 1e15  # where targets that were missed are sorted: after all that were reached
 
 

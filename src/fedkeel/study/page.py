@@ -11,6 +11,7 @@ from typing import Any
 from fedkeel.study import svg
 from fedkeel.study.cells import (
     APART,
+    NOT_COMPARABLE,
     column_of,
     columns_of,
     differs,
@@ -98,7 +99,7 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
         body.append(f"<tr><th scope=row>{escape(method)}</th>{''.join(cells)}</tr>")
     note = f"<p class=note>{APART}.</p>" * ("≠" in "".join(body))
     if not paper["comparable"]:
-        note = "<p class=note>Not comparable: other data, another target or a smaller scale than the paper's.</p>"
+        note = f"<p class=note>{escape(NOT_COMPARABLE.capitalize())}.</p>"
     unit = " (%)" if metric.endswith("accuracy") else ""
     return (
         f"<section><h2>{escape(metric.replace('_', ' ').capitalize())}{unit}: ours, and below it "

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.show import console, table
-from fedkeel.study.cells import APART, cells, column_of, columns_of, differs, in_paper_units, paper_heads, place_of
+from fedkeel.study.cells import (
+    APART,
+    NOT_COMPARABLE,
+    cells,
+    column_of,
+    columns_of,
+    differs,
+    in_paper_units,
+    paper_heads,
+    place_of,
+)
 from fedkeel.study.names import plain
 
 Row = Mapping[str, Any]
@@ -85,7 +95,7 @@ def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
     if any(differs(row, paper) for row in with_number):
         console().print(APART)
     if not paper["comparable"]:
-        console().print("not comparable: other data, another target or a smaller scale than the paper's")
+        console().print(NOT_COMPARABLE)
 
 
 def recipe_table(recipes: Sequence[tuple[str, str, str, str]]) -> None:
