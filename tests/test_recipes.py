@@ -1,5 +1,6 @@
 """Recipes: all are valid studies at both scales, they expand as written, and their numbers are the papers'."""
 
+import math
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from fedkeel import cli
 from fedkeel.data import sources
 from fedkeel.models import MODELS
-from fedkeel.study import recipe
+from fedkeel.study import figures, recipe
 from fedkeel.study.cells import printed
 from fedkeel.study.study import Study
 
@@ -95,11 +96,15 @@ def test_adp_fed_is_the_supplements_and_lambda_is_searched_where_the_paper_does(
 
 
 def test_the_list_counts_the_runs_that_are_made():
-    counts = {name: int(count) for name, _, count in recipe.listed()}
+    listed = recipe.listed()
+    counts, trials = ({row[0]: int(row[column]) for row in listed} for column in (2, 3))
     assert counts["pt/fig4"] == 2 * (1 + 6 + 6) * 4  # LocalAdam has no Y
     assert counts["lada/fig8"] == (5 + 1) * 3  # SCAFFOLD has no alpha
     assert counts["gradma/tab1"] == 16 * 14 * 3
     assert counts["ppf/fig2"] == len(Study.read(recipe.read("ppf/fig2").file).branches) * 3
+    assert trials["ppf/fig2"] == trials["lada/tab7"] == 0  # an axis is not searched
+    assert trials["ppf/fig1"] == 2 * (5 + 5 + (5 + 3 - 1))  # one key after the other
+    assert trials["lamb/grids"] == 2 * (9 + 12 * 10 + 10 + 10 + 9 + 9)  # all combinations
 
 
 def test_gradma_figure_8_has_four_data_sets_at_three_concentrations():
@@ -114,6 +119,65 @@ def test_small_is_small():
         study = Study.read(recipe.read(name, "small").file)
         assert max(branch.config.rounds for branch in study.branches) <= 60
         assert len(study.branches) <= 40
+
+
+def test_small_says_that_it_is_and_keeps_the_papers_numbers():
+    for name in recipe.names():
+        full, small = recipe.read(name).file, recipe.read(name, "small").file
+        assert "small scale" not in (full["title"] + full["about"]).lower()
+        assert small["title"] == f"{full['title']} (small scale)"
+        assert small["about"].startswith("Small scale (")
+        assert small["about"].endswith(full["about"])
+        for before, after in zip(Study.read(full).paper, Study.read(small).paper, strict=True):
+            assert (before.comparable, after.comparable) == (True, False)
+            assert after.where == f"{before.where} (at the paper's scale: not comparable)"
+            assert all(set(row) <= set(before.values[method]) for method, row in after.values.items())
+    about = recipe.read("gradma/fig8", "small").file["about"]
+    assert about.startswith("Small scale (mnist, mlp, one round, one seed): shows")
+    about = recipe.read("lada/tab7", "small").file["about"]
+    assert about.startswith("Small scale (digits, mlp, 40 rounds, one seed, target 0.7 and 0.8): shows")
+
+
+def test_small_has_several_local_steps():
+    """With one step nothing drifts, so there would be nothing to see."""
+    samples = len(sources.load("digits").x)
+    for name in recipe.names():
+        for branch in Study.read(recipe.read(name, "small").file).branches:
+            run = branch.config
+            epoch = math.ceil(samples / run.clients / run.batch_size)
+            assert (run.local_steps or run.local_epochs * epoch) > 1, name
+
+
+def test_what_small_keeps():
+    resnet, splits = (Study.read(recipe.read(name, "small").file).branches for name in ("lamb/resnet", "gradma/fig8"))
+    assert {(b.config.cohort, b.config.clients) for b in resnet} == {(25, 50)}
+    assert {b.config.rounds for b in splits} == {1}
+    intervals = Study.read(recipe.read("pt/fig2", "small").file).branches
+    assert {(b.case, b.config.local_epochs) for b in intervals} == {("CIFAR-100 K=1", 1), ("CIFAR-100 K=5", 5)}
+
+
+def test_grids_are_of_the_data():
+    """A case's own at the paper's scale, those of digits at the small one; what is swept is not searched."""
+    grids = {}
+    for scale in recipe.SCALES:
+        branches = Study.read(recipe.read("ppf/fig6", scale).file).branches
+        grids[scale] = {b.method: b.grid["lr"] for b in branches if b.grid}
+        assert not any(b.grid for b in Study.read(recipe.read("ppf/fig7", scale).file).branches)
+    assert {max(z) for z in grids["paper"].values()} == {10.0, 30.0}
+    assert {max(z) for z in grids["small"].values()} == {3.0}
+    assert list(grids["paper"]) == list(grids["small"]) == ["fedavg", "scaffold", "scaffold-m"]
+
+
+def test_curves_are_few_enough_to_be_drawn():
+    """More lines of a case than that are shown as a sweep, without curves."""
+    told = re.compile(r"per round|against rounds|training loss|over \d+ rounds|consistency term")
+    found = 0
+    for name in recipe.names():
+        study = Study.read(recipe.read(name).file)
+        if not study.axes or told.search(study.title):
+            found += 1
+            assert all(sum(b.case == case for b in study.branches) <= figures.MANY for case in study.cases), name
+    assert found > 25
 
 
 @needs_reading

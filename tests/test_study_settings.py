@@ -197,8 +197,8 @@ def test_a_value_beside_the_axes_is_taken(fedkeel):
 
 
 def test_an_axis_of_steps_replaces_one_of_epochs(fedkeel):
-    """The other reading of K in pt/fig2; both axes together would be combinations of which one value does nothing."""
-    assert shown(fedkeel, "pt/fig2", "--over", "local-steps=3,5")["sweep"] == {"local_steps": [3, 5]}
+    """Both axes together would be combinations of which one value does nothing."""
+    assert shown(fedkeel, "lada/tab4", "--over", "local-steps=3,5")["sweep"] == {"local_steps": [3, 5]}
 
 
 # What a search goes by ------------------------------------------------------------------------------------------------

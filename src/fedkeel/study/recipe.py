@@ -21,7 +21,7 @@ from fedkeel.core.algorithm import nearest
 from fedkeel.fields import SETTINGS
 from fedkeel.study.checks import targets
 from fedkeel.study.edit import choose_cases, override
-from fedkeel.study.runner import _size
+from fedkeel.study.runner import size
 from fedkeel.study.study import Study
 
 FOLDER = Path(__file__).with_name("recipes")
@@ -138,5 +138,5 @@ def listed() -> list[tuple[str, str, str, str]]:
         recipe = read(name)
         study = Study.read(recipe.file)
         count = sum(len(branch.seeds) for branch in study.branches)
-        rows.append((name, recipe.title, str(count), str(_size(study)[0] - count)))
+        rows.append((name, recipe.title, str(count), str(size(study)[0] - count)))
     return rows

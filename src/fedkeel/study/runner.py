@@ -62,7 +62,7 @@ def run_study(
     begin: called when all was checked, before anything is run. A run that fails is told in its outcome, it stops no other.
     """
     plans = [steps_of(study, group, store, fresh, trackers or {}) for group in study.groups()]
-    total, rounds = _size(study)
+    total, rounds = size(study)
     with StudyBar(total, rounds, progress) as bar:
         workers = cores() if jobs is None else jobs
         runner = Scheduler(workers, ray, bar)
@@ -146,7 +146,7 @@ def _label(out: Path, store: Path) -> str:
     return "-".join(out.absolute().relative_to(store.absolute().parent).parts)
 
 
-def _size(study: Study) -> tuple[int, int]:
+def size(study: Study) -> tuple[int, int]:
     """(runs, rounds) of the whole study."""
     total = rounds = 0
     for group in study.groups():

@@ -209,7 +209,8 @@ def _placed(paper: Paper, file: StudyFile, axes: Mapping[str, list[Any]]) -> Pap
     places = [case["name"] for case in file.cases] + [z for values in axes.values() for z in values]
     at = paper.at or [case["name"] for case in file.cases] or next(iter(axes.values()), [""])
     check_column("paper: metric", paper.metric)
-    if paper.at and not any(z in places for z in paper.at):  # some may be of cases or values that were not chosen
+    names = [z for z in paper.at if isinstance(z, str)]  # numbers may be of values that --over has replaced
+    if names and not any(z in places for z in names):
         told = ", ".join(map(plain, places)) or "there are none in this study"
         raise ValueError(f"paper: at = {paper.at} is not allowed; it must be names of cases or values of an axis: {told}")
     for label, values in paper.values.items():
