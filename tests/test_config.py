@@ -171,6 +171,28 @@ def test_the_directory_says_what_differs(tmp_path):
         assert words in directory.difference(tmp_path, plain.changed(**change))
 
 
+def test_a_hyperparameter_that_came_later_had_its_default(tmp_path):
+    """Runs, complete or not, are not lost when a method gets one more option."""
+    lamb = config.resolve(RunConfig(**SMALL | {"algorithm": "fed-lamb", "hyperparameters": {}}))
+    config.run(lamb, tmp_path, progress=False)
+    path, name = tmp_path / "config.toml", "first_round"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith(name)))
+    assert name not in path.read_text()
+    assert directory.difference(tmp_path, lamb) is None
+    other = lamb.changed(hyperparameters=lamb.hyperparameters | {name: "local_v"})
+    assert f"{name} = 'frozen', this one has 'local_v'" in directory.difference(tmp_path, other)
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    data = checkpoint.read_bytes()
+    text = b', \\"first_round\\": \\"frozen\\"'
+    assert data.count(text) == 1
+    checkpoint.write_bytes(data.replace(text, b" " * len(text)))  # the header keeps its length
+    longer = config.run(lamb.changed(rounds=4), tmp_path, resume=True, progress=False)
+    assert len(longer.history) == 4
+    checkpoint.write_bytes(data.replace(text, b" " * len(text)))
+    with pytest.raises(ValueError, match="first_round is 'local_v' now, but 'frozen' in the checkpoint"):
+        config.run(other.changed(rounds=4), tmp_path, resume=True, progress=False)
+
+
 def test_replacing_a_run_leaves_other_files_alone(tmp_path):
     config.run(RunConfig(**SMALL), tmp_path, progress=False)
     (tmp_path / "notes.txt").write_text("mine")

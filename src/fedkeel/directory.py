@@ -80,6 +80,8 @@ def difference(path: Path, config: RunConfig) -> str | None:
 
 def differing(path: Path, config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Settings and hyper-parameters in which the run in a directory differs from a resolved config -> (its own, ours)."""
+    from fedkeel.core.algorithm import defaults, lookup
+
     theirs: Mapping[str, Any] = read_toml(path / "config.toml") if (path / "config.toml").exists() else {}
     if "note" in theirs:
         return {"note": (theirs["note"], None)}
@@ -87,6 +89,8 @@ def differing(path: Path, config: RunConfig) -> dict[str, tuple[Any, Any]]:
     for key in [key for key in {**ours, **theirs} if key not in HOW]:
         missing = SETTINGS[key].default if key in SETTINGS else None  # written before there was such a key
         then, now = theirs.get(key, missing), ours.get(key)
+        if key == "hyperparameters" and isinstance(then, dict) and config.algorithm == theirs.get("algorithm"):
+            then = {z: defaults(lookup(config.algorithm)).get(z) for z in now} | then
         if isinstance(then, dict) and isinstance(now, dict):
             found |= {z: (then.get(z), now.get(z)) for z in {**now, **then} if then.get(z) != now.get(z)}
         elif then != now:

@@ -194,6 +194,11 @@ def algorithms() -> list[str]:
     return sorted(_registry)
 
 
+def defaults(kind: type[Algorithm]) -> dict[str, Any]:
+    """The hyper-parameters of a method that have defaults. A record from before there was one of them has its default."""
+    return {one.name: one.default for one in dataclasses.fields(kind) if one.default is not dataclasses.MISSING}  # type: ignore[arg-type]
+
+
 def lookup(name: str) -> type[Algorithm]:
     """The class registered under `name`."""
     if not isinstance(name, str):

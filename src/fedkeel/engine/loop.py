@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import Algorithm, Plan, down_record, floats
+from fedkeel.core.algorithm import Algorithm, Plan, defaults, down_record, floats
 from fedkeel.core.dry import check_records, form
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.round import Round
@@ -313,7 +313,8 @@ class Trainer:
     def _restore(self, path: Path) -> None:
         self.t, tensors, facts = load_checkpoint(path)
         self.history = facts["history"]
-        check_same(facts["identity"], self._identity())
+        then = facts["identity"]
+        check_same(then | {"algorithm": defaults(type(self.algo)) | then["algorithm"]}, self._identity())
         if self.t > self.settings.rounds:
             raise ValueError(f"resume: the checkpoint is at round {self.t}, beyond rounds = {self.settings.rounds}")
         self.server = server_from(tensors, self.server, self.model.device)
