@@ -85,7 +85,7 @@ class StudyBar:
         told = f"{self.done}/{self.runs} runs{failed}"
         room = max(self.progress.console.width - BESIDE - len(told), 0)  # accuracies first, then who has them
         scores = scores[:room]
-        if (left := min(room - len(scores) - 2, 60)) > 8:
+        if names and (left := min(room - len(scores) - 2, 60)) > 8:
             told += f"; {names[:left]}"
         self.progress.update(self.task, completed=rounds, description=told, score=scores)
         self.progress.refresh()
