@@ -187,6 +187,8 @@ def test_a_missing_point_is_a_gap(tmp_path):
     assert [len(z) for z in bands[:2]] == [4, 4]
     assert curve.data["series"][0]["y"][2] is None
     assert "nan" not in curve.inline
+    lowest = min(row["final_accuracy"] - row["final_accuracy_std"] for row in results["rows"] if row["final_accuracy"])
+    assert curve.data["y"][0] == pytest.approx(lowest, abs=0.05)  # what is missing is no 0
     assert "crosses" in curve.title
     cross = re.findall(r'<path d="M([\d.]+) ([\d.]+)L', curve.inline)
     assert len(cross) == 1  # it failed, and is seen to have failed, on the lower edge

@@ -233,17 +233,9 @@ def _sweep_curve(
     series = []
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == method]
-        at = [place[repr(row["axes"][axis])] for row in mine if axis in row["axes"]]
-        one = Series(method, methods.index(method), at or [0.0], [row.get(metric) for row in mine], marks=True, flat=not at)
-        spreads = [row[f"{metric}_std"] or 0.0 for row in mine]
-        if any(spreads):
-            one.low = [(y or 0.0) - z for y, z in zip(one.y, spreads, strict=True)]
-            one.high = [(y or 0.0) + z for y, z in zip(one.y, spreads, strict=True)]
-        one.lost = [
-            z for z, row in zip(at, mine, strict=False) if row.get(metric) is None and (row["seeds"] or failures(row)[0])
-        ]
-        if any(y is not None for y in one.y):
-            series.append(one)
+        one = _over_axis(mine, [place[repr(row["axes"][axis])] for row in mine if axis in row["axes"]], metric)
+        one.look = methods.index(method)
+        series += [one] if any(y is not None for y in one.y) else []
     x = Axis(axis, -0.3, len(values) - 0.7, names=names) if names else fit(list(place.values()), log, axis)
     label = NAMES.get(metric, metric.replace("_", " "))
     if metric.endswith("_to_target"):
@@ -258,6 +250,18 @@ def _sweep_curve(
     data["series"] = [{"name": one.name, "x": one.x, "y": one.y} for one in series if not one.flat]
     inline, alone = (svg.lines(series, x, y, alone=z, lost_at=y.high if cost else y.low) for z in (False, True))
     return Figure(f"sweep-{axis}-{metric}", case, title, inline, alone, legend, data)
+
+
+def _over_axis(rows: Sequence[Row], at: list[float], metric: str) -> Series:
+    """A method's line over an axis; at: places of its rows, none if it does not have the axis."""
+    one = Series(rows[0]["method"], 0, at or [0.0], [row.get(metric) for row in rows], marks=True, flat=not at)
+    spreads = [row[f"{metric}_std"] or 0.0 for row in rows]
+    if any(spreads):
+        one.low = [math.nan if y is None else y - z for y, z in zip(one.y, spreads, strict=True)]
+        one.high = [math.nan if y is None else y + z for y, z in zip(one.y, spreads, strict=True)]
+    ran = [bool(row["seeds"] or failures(row)[0]) for row in rows]
+    one.lost = [place for place, y, here in zip(at, one.y, ran, strict=False) if y is None and here]
+    return one
 
 
 def _heat_map(rows: Sequence[Row], case: str, axes: Mapping[str, Sequence[Any]], method: str) -> Figure:
