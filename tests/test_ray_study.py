@@ -26,6 +26,7 @@ pytestmark = [  # Ray's own code leaves files open
 
 from fedkeel.engine.ray import connect  # noqa: E402
 from fedkeel.study import ray_runs  # noqa: E402
+from fedkeel.study.pool import Job, OnRay  # noqa: E402
 
 TASK = ["--clients=10", "--cohort=3", "--local-steps=2", "--model=logistic", "--engine=sequential", "--seeds=2"]
 
@@ -140,3 +141,18 @@ def test_a_run_waits_for_the_process_that_still_holds_its_directory(cluster: Any
         assert list(ended) == [(0, None)]
         timer.join()
     assert directory.summary(tmp_path, 2) is not None
+
+
+def test_only_the_run_that_is_replaced_begins_anew(tmp_path, monkeypatch):
+    given = []
+
+    def stand_in(configs, outs, address, fresh):
+        given.extend(zip([out.name for out in outs], fresh, strict=True))
+        yield from ((number, "not run") for number in range(len(outs)))
+
+    monkeypatch.setattr(ray_runs, "run_all", stand_in)
+    pool = OnRay("local")
+    for name, fresh in (("old", True), ("partial", False)):
+        pool.start(Job(name, RunConfig(rounds=2), tmp_path / name, fresh=fresh), None)
+    assert [error for _, error in pool.ended()] == ["not run"]
+    assert given == [("old", True), ("partial", False)]

@@ -218,6 +218,11 @@ def test_costs_to_target_are_drawn_over_an_axis(tmp_path):
     rounds, cost = (drawn[f"sweep-tracking-{z}_to_target"].data["series"][0]["y"] for z in ("rounds", "cost"))
     assert cost == pytest.approx([rounds[0] * (3 + 1 / 3), rounds[1] * 4])
     for row in results["rows"]:
+        if row["method"] == "fedavg":  # of a method without a cost, which has not got there
+            del row["cost_to_target"], row["cost_to_target_std"]
+            row |= {"rounds_to_target": None, "rounds_to_target_std": None}
+    assert "sweep-tracking-cost_to_target" in {one.name for one in figures(results)}
+    for row in results["rows"]:
         row["cost_to_target"] = None
     assert "sweep-tracking-floats_to_target" in {one.name for one in figures(results)}  # no paper counts: what was sent
 
@@ -301,7 +306,15 @@ def test_our_target_stands_beside_the_papers_numbers(study):
 
 @pytest.mark.parametrize(
     ("mean", "deviation", "shown"),
-    [(2.1614, 0.00022, "2.161 ± 0.000"), (0.33602, 0.0299, "0.336 ± 0.030"), (1.234e-7, 2.2e-8, "(1.234 ± 0.220)e-07")],
+    [
+        (2.1614, 0.00022, "2.161 ± 0.000"),
+        (0.33602, 0.0299, "0.3360 ± 0.0299"),
+        (0.5, 0.03, "0.5000 ± 0.0300"),
+        (100.0, 0.3, "100.0 ± 0.3"),
+        (1.234e-7, 2.2e-8, "(1.234 ± 0.220)e-07"),
+        (5e-324, 0.0, "(4.941 ± 0.000)e-324"),
+        (math.inf, 1.0, "inf ± 1"),
+    ],
 )
 def test_a_deviation_has_the_decimals_of_its_mean(mean, deviation, shown):
     assert spread({"z": mean, "z_std": deviation}, "z", ".4g") == shown
@@ -321,6 +334,8 @@ def test_a_recipe_says_what_options_have_changed():
     other = tell_changes(file, {"rounds": 10, "target": 0.5})
     assert other["about"].endswith("rounds = 10, target = 0.5. As the paper.")
     assert [one.get("comparable", True) for one in other["paper"]] == [True, False]
+    told = tell_changes(file, {}, ["fedavg.lr=0.1", "search way=grid"])["about"]
+    assert "fedavg.lr = 0.1, search way = grid. As" in told
     other = tell_changes(file, {"data": "digits"})
     assert [one["comparable"] for one in other["paper"]] == [False, False]
 
@@ -492,6 +507,12 @@ def test_the_first_rounds_do_not_take_the_room_of_the_others():
     curve["accuracy"]["0"] = [0.01 * z for z in range(61)]
     drawn = next(one for one in figures(results) if one.name == "accuracy-rounds")
     assert drawn.data["y"][0] == 0.0
+    curve["accuracy"]["0"] = [0.5] + [1.0] * 60  # nothing is left to be told apart
+    assert next(one for one in figures(results) if one.name == "accuracy-rounds").data["y"][0] < 1.0
+    slow = row | {"name": "slow", "method": "slow"}
+    lines = {"fedavg": curve, "slow": curve | {"accuracy": {"0": [0.1 + 0.8 * z / 60 for z in range(61)]}}}
+    drawn = next(one for one in figures(results | {"rows": [row, slow], "curves": lines}) if one.name == "accuracy-rounds")
+    assert drawn.data["y"][0] < 0.2  # the one that is slow is seen, too
     many = [row | {"name": str(z), "method": str(z)} for z in range(20)]
     results |= {"rows": many, "curves": {str(z): curve for z in range(20)}}
     assert len(next(one for one in figures(results) if one.name == "accuracy-rounds").legend) == 20

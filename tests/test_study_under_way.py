@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from io import StringIO
@@ -11,6 +12,7 @@ import pytest
 
 from fedkeel import config
 from fedkeel.config import RunConfig, resolve
+from fedkeel.engine.processes import interrupts_wait
 from fedkeel.study.bar import StudyBar
 from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures
@@ -39,6 +41,22 @@ def test_the_advice_after_a_stop_does_not_begin_again(fedkeel, monkeypatch):
     code, _, err = fedkeel(*words[:3], "--fresh", *words[3:])
     assert code == 130
     assert err.splitlines()[-1] == f"interrupted; go on with: fedkeel {' '.join(words[:-1])} 'a b'"
+
+
+def test_ctrl_c_waits_for_the_end_of_a_fork():
+    done = []
+
+    def fork():
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            done.append("the process is known")
+
+    with pytest.raises(KeyboardInterrupt):
+        fork()
+    assert done
+    with interrupts_wait():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("columns", [80, 140])
@@ -72,16 +90,43 @@ def test_rounds_of_a_checkpoint_are_no_work_of_today(tmp_path, monkeypatch):
 # A grid that was changed ----------------------------------------------------------------------------------------------
 
 
-def test_another_choice_of_a_changed_grid_is_run_in_the_place_of_the_old_one(tmp_path):
+def test_another_choice_of_a_changed_grid_is_run_in_the_place_of_the_old_one(tmp_path, capsys):
     carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
     assert config.stored(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 1e-6
     study = read({"fedavg": {"lr": [1e-6, 0.1]}, "fedprox": {}})
     for rows in (carry_out(study, tmp_path, jobs=1, progress=False)["rows"], results_of(tmp_path)["rows"]):
         assert (rows[0]["chosen"], rows[0]["seeds"], rows[1]["seeds"]) == ({"lr": 0.1}, 1, 1)
     assert config.stored(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 0.1
+    carry_out(read({"fedavg": {"lr": [1e-6, 1e-5, 0.1]}}), tmp_path, jobs=1)
+    assert "replaces" not in capsys.readouterr().err  # the same choice
+    carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1)
+    assert "fedavg seed 0: replaces a run with lr = 0.1" in capsys.readouterr().err
+    carry_out(study, tmp_path, jobs=1, progress=False)
     before = (tmp_path / "fedavg-seed0/metrics.jsonl").stat().st_mtime_ns
     carry_out(study, tmp_path, jobs=1, progress=False)
     assert (tmp_path / "fedavg-seed0/metrics.jsonl").stat().st_mtime_ns == before  # it is complete
+
+
+def test_a_run_that_will_be_replaced_has_not_failed(tmp_path):
+    """A study that was stopped between its new search and the runs after it."""
+    carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
+    old = (tmp_path / "fedavg-seed0").rename(tmp_path / "kept")
+    carry_out(read({"fedavg": {"lr": [1e-6, 0.1]}}), tmp_path, jobs=1, progress=False)
+    shutil.rmtree(tmp_path / "fedavg-seed0")
+    old.rename(tmp_path / "fedavg-seed0")
+    assert results_of(tmp_path)["rows"][0]["errors"] == {0: NOT_RUN}
+    study = Study.read(config.read_study(tmp_path / "study.toml"))
+    assert [one.outcomes[0].error for one in run_study(study, tmp_path, jobs=1, progress=False)] == [None]
+    assert config.stored(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 0.1
+
+
+def test_data_that_are_absent_do_not_keep_a_report_from_being_written_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path))
+    monkeypatch.setattr("fedkeel.data.hub.from_hub", lambda **_: (_ for _ in ()).throw(ValueError("data: no hub")))
+    cases = [{"name": "here"}, *({"name": z, "data": "cifar10", "clients": 10 + i} for i, z in enumerate("ab"))]
+    for _ in range(2):
+        rows = carry_out(read({"fedavg": {}}, cases=cases), tmp_path / "s", jobs=1, progress=False)["rows"]
+        assert [row["seeds"] for row in rows] == [1, 0, 0]
 
 
 def test_a_value_that_is_in_no_grid_replaces_nothing(tmp_path):
@@ -96,15 +141,13 @@ def test_a_value_that_is_in_no_grid_replaces_nothing(tmp_path):
 def test_the_same_study_twice_at_once_is_refused(fedkeel, tmp_path):
     words = ["compare", *FLAGS, "--algorithms", "fedavg", "--seeds", "1", "--jobs", "1", "--out", "here"]
     (tmp_path / "here").mkdir()
-    holder = (
-        "import fcntl, sys; f = open('here/lock', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
-    )
+    holder = "import fcntl, sys; f = open('here/study.lock', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         code, _, err = fedkeel(*words)
-        other.stdin.close()
+        other.communicate(b"\n")
     assert (code, err.strip()) == (2, "error: out: another process is running a study in here")
-    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["lock"]
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["study.lock"]
     assert fedkeel(*words)[0] == 0
 
 

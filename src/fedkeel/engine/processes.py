@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -37,13 +38,19 @@ NOTHING = -1  # instead of a position: between two clients
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Ctrl-C comes after a fork and not during it, when the child would show a traceback and the parent might not see it.
-    The child, which ignores it anyway, does not get it any more."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Ctrl-C comes after a fork and not during it, when the child would show a traceback and the parent might not see it. A
+    child that is to ignore it does so from its first moment."""
+    if threading.current_thread() is not threading.main_thread():  # only that one is interrupted
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def die_with(driver: int) -> None:

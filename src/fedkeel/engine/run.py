@@ -121,17 +121,17 @@ class Busy(ValueError):
 
 
 def claim(path: Path, owner: object, otherwise: str) -> None:
-    """Locks a directory for as long as the owner lives, or its process: two that write the same client memory would spoil
-    it. otherwise: what to say if another has it."""
+    """Locks a file, which stands for its directory, for as long as the owner lives, or its process: two that write the same
+    client memory would spoil it. otherwise: what to say if another has it."""
     if fcntl is None:
         return
-    file = guarded(path, lambda: os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600))
+    file = guarded(path, lambda: os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     weakref.finalize(owner, os.close, file)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):  # the others: a file system that has no locks
-            raise Busy(f"out: {otherwise} in {path}") from None
+            raise Busy(f"out: {otherwise} in {path.parent}") from None
 
 
 class RunDirectory:
@@ -146,7 +146,7 @@ class RunDirectory:
             raise StorageError(f"out: cannot write {path}: Permission denied")
         if self.checkpoint.exists() and not resume:
             raise ValueError(f"out: {path} already holds a run; pass resume=True to go on with it, or another directory")
-        claim(path, self, "another process is training")
+        claim(path / "lock", self, "another process is training")
         if not self.checkpoint.exists():
             guarded(self.store, lambda: self.store.unlink(missing_ok=True))
 

@@ -18,12 +18,14 @@ def spread(row: Row, name: str, form: str, scale: float = 1.0) -> str:
     """mean ± deviation of a number, both with as many decimals; '-' if there is none."""
     if row.get(name) is None:
         return "-"
-    mean, deviation = f"{row[name] * scale:{form}}", row.get(f"{name}_std")
+    deviation = row.get(f"{name}_std")
     if deviation is None:
-        return mean
-    number, exponent, power = mean.partition("e")
-    shown = f"{deviation * scale / 10.0 ** int(power or 0):.{len(number.partition('.')[2])}f}"
-    return f"({number} ± {shown})e{power}" if exponent else f"{mean} ± {shown}"
+        return f"{row[name] * scale:{form}}"
+    number, exponent, power = f"{row[name] * scale:#{form}}".partition("e")  # with the zeros that end it
+    number = number.removesuffix(".")
+    unit = 10.0 ** int(power or 0) or 1.0
+    shown = f"{number} ± {deviation * scale / unit:.{len(number.partition('.')[2])}f}"
+    return f"({shown})e{power}" if exponent else shown
 
 
 def missing(row: Row) -> str:

@@ -104,7 +104,8 @@ def reproduce(
         return screen.recipe_table(recipes.listed())
     recipe = recipes.read(name, scale)
     file = _assembled(add_axes(choose_cases(recipe.file, cases), over or []), settings, shared)
-    file = tell_changes(file, settings | {"seeds": shared.seeds, "target": shared.target})
+    others = [*(shared.changes or []), *(over or []), *(f"search {one}" for one in shared.search or [])]
+    file = tell_changes(file, settings | {"seeds": shared.seeds, "target": shared.target}, others)
     if show:
         import tomli_w
 

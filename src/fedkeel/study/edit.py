@@ -156,13 +156,13 @@ def add_axes(file: File, over: Sequence[str]) -> File:
     return file | {"sweep": sweep} if sweep else file
 
 
-def tell_changes(file: File, settings: Mapping[str, Any]) -> File:
+def tell_changes(file: File, settings: Mapping[str, Any], others: Sequence[str] = ()) -> File:
     """Says in the text of a recipe what options have replaced; on other data, or to another target, the paper's numbers are
-    not of the same thing as ours."""
+    not of the same thing as ours. others: of --set, --over and --search, as they were given."""
     shown = {key: z for key, z in settings.items() if key not in HOW and z is not None}
-    if not shown:
+    told = ", ".join([f"{key} = {plain(z)}" for key, z in shown.items()] + [z.replace("=", " = ", 1) for z in others])
+    if not told:
         return file
-    told = ", ".join(f"{key} = {plain(z)}" for key, z in shown.items())
     about = f"Changed by options, in place of what is said below: {told}. {file.get('about', '')}"
     paper = [
         one | {"comparable": False} if "data" in shown or ("target" in shown and "_to_" in one["metric"]) else one

@@ -16,7 +16,7 @@ from fedkeel.study.svg import Series
 
 Row = Mapping[str, Any]
 MANY = 16  # lines of a sweep in one plot; more of them are shown by its own figures only
-EARLY = 0.1  # share of a plot's points that may lie below it, where without them the rest is much easier to tell apart
+EARLY = 0.1  # share of a line's points that may lie below the plot, where the rest is much easier to tell apart without them
 POINTS = 240  # of a line; more cannot be seen
 NAMES = {
     "accuracy": "test accuracy",
@@ -137,12 +137,13 @@ def _curve(
 
 
 def _without_start(series: Sequence[Series], y: Axis) -> float:
-    """Where an axis of accuracies begins: the first rounds, far below all others, would leave these no room."""
-    values = sorted(z for one in series for z in one.y if z is not None)
-    if not values:
+    """Where an axis of accuracies begins: the few lowest points of each line, mostly its first ones, would leave the others
+    no room."""
+    lines = [[z for z in one.y if z is not None] for one in series]
+    kept = [z for line in lines if line for z in (sorted(line)[int(EARLY * len(line))], line[-1])]
+    if not kept:
         return y.low
-    last = min(one.y[-1] for one in series if one.y[-1] is not None)
-    low = min(values[int(EARLY * len(values))], last) - 0.04 * (y.high - last)
+    low = min(kept) - max(0.04 * (y.high - min(kept)), 0.002)
     return low if low - y.low > 0.5 * (y.high - y.low) else y.low
 
 
@@ -255,7 +256,7 @@ def _sweep_curve(
 def _over_axis(rows: Sequence[Row], at: list[float], metric: str) -> Series:
     """A method's line over an axis; at: places of its rows, none if it does not have the axis."""
     one = Series(rows[0]["method"], 0, at or [0.0], [row.get(metric) for row in rows], marks=True, flat=not at)
-    spreads = [row[f"{metric}_std"] or 0.0 for row in rows]
+    spreads = [row.get(f"{metric}_std") or 0.0 for row in rows]
     if any(spreads):
         one.low = [math.nan if y is None else y - z for y, z in zip(one.y, spreads, strict=True)]
         one.high = [math.nan if y is None else y + z for y, z in zip(one.y, spreads, strict=True)]

@@ -35,10 +35,11 @@ class Job:
     config: RunConfig
     out: Path
     label: str = ""  # by which trackers know it
-    fresh: bool = False
+    fresh: bool = False  # what its directory holds is replaced
     keep: bool = True
     trackers: dict[str, str] = field(default_factory=dict)
     process: Any = None
+    replaces: str = ""  # values of a grid, of a run that gives way to it
 
     def tidy(self) -> None:
         """Leaves the numbers of a complete run, and the rest only where it is to be kept."""
@@ -97,10 +98,10 @@ class Forks:
     def start(self, job: Job, fed: Any) -> None:
         ours, theirs = self.context.Pipe(duplex=False)
         job.process = self.context.Process(target=_serve, args=(job, fed, theirs, [ours, *self.pipes], os.getpid()))
-        with interrupts_wait():
+        with interrupts_wait():  # or `close` might not know of it
             job.process.start()
-        theirs.close()
-        self.pipes[ours] = job
+            theirs.close()
+            self.pipes[ours] = job
 
     def ended(self) -> list[tuple[Job, str | None]]:
         """Waits a moment; the runs that have ended, with their errors."""
@@ -155,7 +156,7 @@ class OnRay:
         if self.answers is None:
             self.batch, self.waiting = self.waiting, []
             configs, outs = [job.config for job in self.batch], [job.out for job in self.batch]
-            self.answers = run_all(configs, outs, self.address, fresh=any(job.fresh for job in self.batch))
+            self.answers = run_all(configs, outs, self.address, [job.fresh for job in self.batch])
         answer = next(self.answers, None)
         if answer is None:
             self.answers = None

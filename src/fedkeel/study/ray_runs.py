@@ -21,9 +21,9 @@ PATIENCE = 120.0  # seconds in which the lock of a process on a dead node must h
 
 
 def run_all(
-    configs: Sequence[RunConfig], outs: Sequence[Path], address: str = "local", fresh: bool = False
+    configs: Sequence[RunConfig], outs: Sequence[Path], address: str = "local", fresh: Sequence[bool] = ()
 ) -> Iterator[tuple[int, str | None]]:
-    """Carries out all runs, and yields (number, None or why it failed) as they end.
+    """Carries out all runs, and yields (number, None or why it failed) as they end. fresh: which of them begin anew.
 
     Each run has its directory on this machine. A node that sees the same directory trains in it, and goes on from a
     checkpoint there, also after the death of another node; one that does not sends the results when it has them.
@@ -40,7 +40,8 @@ def run_all(
             mark = _mark(Path(out))
             stack.callback(mark.unlink, missing_ok=True)
             remote = ray.remote(_run).options(num_cpus=1, num_gpus=int(gpus and config.device != "cpu"), max_retries=3)
-            pending[remote.remote(config.model_dump(exclude_unset=True), mark, fresh)] = number, Path(out)
+            anew = bool(fresh) and fresh[number]
+            pending[remote.remote(config.model_dump(exclude_unset=True), mark, anew)] = number, Path(out)
         while pending:
             (done,), _ = ray.wait(list(pending))
             number, out = pending.pop(done)

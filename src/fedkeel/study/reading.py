@@ -10,6 +10,7 @@ from fedkeel import config as runs
 from fedkeel import directory
 from fedkeel.config import RunConfig
 from fedkeel.fields import SETTINGS
+from fedkeel.study.numbers import NOT_RUN
 from fedkeel.study.pool import Job
 from fedkeel.study.runner import Found, outcome_of, steps_of
 from fedkeel.study.study import Branch, Study, path_of
@@ -49,8 +50,10 @@ def _chosen_before(group: Sequence[Branch], store: Path) -> dict[str, Any] | Non
 def _other_choice(job: Job, branch: Branch) -> str | None:
     """How the run in a directory differs from what was chosen, if the grid was another when it was run."""
     ran = _at_grid(branch, job.out) if branch.grid else None
-    same = ran is None or ran == {key: _value(job.config, key) for key in branch.grid}
-    return None if same else directory.difference(job.out, job.config)
+    if ran is None or ran == {key: _value(job.config, key) for key in branch.grid}:
+        return None
+    other = directory.differing(job.out, job.config)
+    return NOT_RUN if other.keys() <= set(branch.grid) else directory.difference(job.out, job.config)
 
 
 def _at_grid(branch: Branch, path: Path) -> dict[str, Any] | None:

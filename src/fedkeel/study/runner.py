@@ -19,6 +19,7 @@ from fedkeel.engine.run import claim
 from fedkeel.study import pool
 from fedkeel.study.bar import StudyBar
 from fedkeel.study.loaded import Data
+from fedkeel.study.names import plain
 from fedkeel.study.numbers import NOT_RUN, Outcome, finite, of_run
 from fedkeel.study.pool import Job
 from fedkeel.study.search import Trials
@@ -69,7 +70,8 @@ def run_study(
 
         def claimed_begin() -> None:
             guarded(store, lambda: store.mkdir(parents=True, exist_ok=True))
-            claim(store, runner, "another process is running a study")  # each would take the other's runs for failed
+            # Each of two would find the other's runs locked, and list them as failed.
+            claim(store / "study.lock", runner, "another process is running a study")
             begin()
 
         try:
@@ -165,7 +167,7 @@ def is_complete(job: Job, grid: Collection[str] = ()) -> bool:
     if job.fresh or not directory.holds_run(job.out):
         return False
     if (other := directory.differing(job.out, job.config)) and other.keys() <= set(grid):
-        job.fresh = True
+        job.fresh, job.replaces = True, ", ".join(f"{key} = {plain(then)}" for key, (then, _) in other.items())
         return False
     if different := directory.difference(job.out, job.config):
         runs.task(job.config)  # a setting that is wrong by itself is the better message
@@ -237,6 +239,8 @@ class Scheduler:
             config = next(iter(configs.values()))
             runs.task(config, self.data.of(config))
             return
+        if self.bar.done:  # there is something to report
+            return
         for config in configs.values():
             with contextlib.suppress(Exception):
                 self.data.load(config)
@@ -252,6 +256,8 @@ class Scheduler:
                 if is_complete(job, () if asked.search else branch.grid):
                     complete.append(job)
                     continue
+                if job.replaces:
+                    self.bar.say(f"{job.name}: replaces a run with {job.replaces}")
             except ValueError as error:
                 if not self.begun:
                     raise
@@ -267,6 +273,8 @@ class Scheduler:
             self._end(job, why)
 
     def _start(self, job: Job) -> None:
+        if is_complete(job):  # another study that shares the runs has ended since
+            return self._end(job, None)
         self.bar.begin(job)
         try:
             fed = None if self.remote else self.data.of(job.config)

@@ -54,7 +54,7 @@ class Series:
     high: list[float] = field(default_factory=list)
     marks: bool = False  # all points are marked, not just some
     flat: bool = False  # one value, drawn all the way across
-    lost: list[float] = field(default_factory=list)  # places on the axis where there is no value because a run failed
+    lost: list[float] = field(default_factory=list)  # places on the axis without a value: runs failed, or missed the target
 
 
 # Pictures -------------------------------------------------------------------------------------------------------------
