@@ -16,7 +16,7 @@ from fedkeel.study.svg import Series
 
 Row = Mapping[str, Any]
 MANY = 16  # lines of a sweep in one plot; more of them are shown by its own figures only
-EARLY = 0.1  # share of a line's points that may lie below the plot, where the rest is much easier to tell apart without them
+EARLY = 0.2  # share of a line's points that may lie below the plot, where the rest is much easier to tell apart without them
 POINTS = 240  # of a line; more cannot be seen
 NAMES = {
     "accuracy": "test accuracy",
