@@ -48,7 +48,7 @@ def interrupts_wait() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)  # None: set by another language
         if came:
             signal.raise_signal(signal.SIGINT)
 
