@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
+from fedkeel.core.algorithm import lookup
 
 
 def half_square(output: Tensor, target: Tensor) -> Tensor:
@@ -63,6 +65,11 @@ def digits_fed(clients: int = 20, concentration: float = 0.3) -> fk.Federation:
 
 def small_net(hidden: int = 16) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+
+
+def full_only(name: str) -> bool:
+    """Is the method defined for full participation only?"""
+    return "allow_partial" in {field.name for field in dataclasses.fields(lookup(name))}
 
 
 def copy_record(record: Any) -> Any:

@@ -387,6 +387,24 @@ def test_which_methods_need_only_sums():
     assert each == {"fafed", "fednova", "gradma", "gradma-s"}
 
 
+def test_a_survey_in_a_later_round_is_no_secret_either():
+    class Gradient(NamedTuple):
+        g: Tensor
+
+    class Sometimes(type(fk.algorithm("fedavg"))):
+        def surveys(self, t=0):
+            return t % 2 == 1
+
+        def survey(self, down, mem, steps):
+            return Gradient(steps.full_grad(down.x)), mem
+
+        def prepare(self, s, up, r):
+            return s._replace(x=s.x + r.avg(up.g))
+
+    assert privacy.no_noise(fk.algorithm("fedavg")) is None
+    assert "gradients" in privacy.no_noise(Sometimes())
+
+
 def test_modifiers_are_refused_with_a_reason(fed, tmp_path):
     noise = LocalDpMod(1.0, 1.0, 1.0, 1e-5)
     for name, why in [

@@ -15,12 +15,11 @@ from fedkeel.core.algorithm import Plan, lookup
 from fedkeel.engine import seeding
 from fedkeel.engine.settings import Settings
 from tests.reference.task import Task
-from tests.tasks import half_square, linear_clients, linear_model
+from tests.tasks import full_only, half_square, linear_clients, linear_model
 
 INPUTS, N, SEED, BATCH = 6, 4, 3, 4
 SIZES = (5, 8, 11, 4)  # with 2 epochs of batches of 4: K_i = 4, 4, 6, 2
 COHORTS = [[0, 2], [1, 2], [0, 3], [2, 3], [0, 1], [1, 2]]
-FULL = {"vrl-sgd", "scaffnew", "fedpd", "fafed"}  # defined for full participation only
 
 # Options of a method beyond its defaults; each is a run of its own. The steps are large enough to show every term.
 CASES: dict[str, list[dict[str, Any]]] = {
@@ -132,7 +131,7 @@ def test_same_weights_as_the_reference(name: str, hp: dict[str, Any], lr_decay: 
     reference = importlib.import_module(f"tests.reference.{name.replace('-', '_')}").run
     fed = linear_clients(SIZES, INPUTS, seed=1)
     algo = fk.algorithm(name, **hp)
-    cohorts = [list(range(N))] * len(COHORTS) if name in FULL else COHORTS
+    cohorts = [list(range(N))] * len(COHORTS) if full_only(name) else COHORTS
     # The reference gets the values that this library runs with, so that it is the update that is compared.
     known = inspect.signature(reference).parameters
     values = {key: value for key, value in dataclasses.asdict(algo).items() if key in known and value is not None}

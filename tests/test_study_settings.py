@@ -17,7 +17,7 @@ from fedkeel.study.columns import better_is_less, is_column
 from fedkeel.study.compare import carry_out
 from fedkeel.study.edit import choose_methods, set_values
 from fedkeel.study.names import safe
-from fedkeel.study.numbers import Outcome, of_run
+from fedkeel.study.numbers import Outcome, curves, of_run
 from fedkeel.study.study import Study, path_of
 
 TASK = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
@@ -273,6 +273,9 @@ def test_every_column_of_a_run_is_known(tmp_path):
         for on in ("test_accuracy", "train_accuracy"):
             found = of_run(Outcome(name, 0, history, memory_mb=1.0), [0.01] * 4, on, cost=1)
             assert [column for column in found if not is_column(column)] == []
+        deployed = [row | {"bytes_up": 80, "bytes_down": 90, "answered": [0], "fresh": []} for row in history]
+        assert of_run(Outcome(name, 0, deployed), []).keys() == of_run(Outcome(name, 0, history), []).keys()
+        assert curves([Outcome(name, 0, deployed)]).keys() == curves([Outcome(name, 0, history)]).keys()
 
 
 def test_a_loss_that_is_no_number_is_never_the_least(tmp_path, monkeypatch):

@@ -26,8 +26,9 @@ from torch import Tensor
 from fedkeel.core.steps import Steps
 
 Record = Any  # a NamedTuple of tensors
-# Optional exchanges: the method that announces one, and those that are then called.
-HOOKS = {"warms_up": ("warmup", "begin"), "surveys": ("survey", "prepare")}
+# The exchanges of a run, in their order: what clients do, and what the server does with their answers.
+STEPS = {"warmup": "begin", "survey": "prepare", "client": "server"}
+HOOKS = {"warms_up": "warmup", "surveys": "survey"}  # who announces the optional ones
 
 
 @dataclass(frozen=True)
@@ -173,9 +174,9 @@ def algorithm(
 
 def _check_hooks(name: str, cls: type[Algorithm]) -> None:
     """A method that says that it has an exchange of its own must also say what happens there."""
-    for says, needed in HOOKS.items():
+    for says, stage in HOOKS.items():
         if getattr(cls, says) is not getattr(Algorithm, says):
-            missing = [hook for hook in needed if not hasattr(cls, hook)]
+            missing = [hook for hook in (stage, STEPS[stage]) if not hasattr(cls, hook)]
             if missing:
                 raise TypeError(f"{name}: it defines {says}, so it must define {' and '.join(missing)}, too")
 

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from torch import Tensor
 
-from fedkeel.core.algorithm import Algorithm, Record, down_record, make
+from fedkeel.core.algorithm import STEPS, Algorithm, Record, down_record, make
 from fedkeel.core.features import check_inside
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.memory import Memory
@@ -37,8 +37,6 @@ from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.sequential import describe
 from fedkeel.engine.train import make_flat
 from fedkeel.engine.work import Private, Result, Work, one_thread
-
-STAGES = ("client", "survey", "warmup")
 
 
 def client_number(context: Context) -> int:
@@ -125,7 +123,7 @@ class Node:
         client = client_number(context)
         if order.client != client:
             raise Refused(f"this node is client {client}, not {order.client}")
-        if not re.fullmatch("[0-9a-f]{32}", order.run) or order.stage not in STAGES:
+        if not re.fullmatch("[0-9a-f]{32}", order.run) or order.stage not in STEPS:
             raise Refused(f"run = {order.run[:40]!r}, stage = {order.stage[:20]!r} are not an order of fedkeel")
         duty = self._duty(order.task)
         down = to_record(arrays_of(content, "down"), duty.down)

@@ -13,14 +13,13 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, arrays_size_mod, fixedclipping_mod, message_size_mod
 from torch import Tensor
 
-from fedkeel.core.algorithm import Algorithm, Plan
-from fedkeel.core.dry import dry_run
+from fedkeel.core.algorithm import STEPS, Algorithm, Plan
+from fedkeel.core.dry import dry_run, stages
 from fedkeel.core.flat import Layers
 from fedkeel.deploy.messages import RAISED, RAW, Refused, to_array
 
 HARMLESS = (message_size_mod, arrays_size_mod)
 CENTRAL = (fixedclipping_mod, adaptiveclipping_mod)
-STEPS = {"client": "server", "warmup": "begin", "survey": "prepare"}  # what clients do -> what the server does with it
 
 
 class Sealed:
@@ -51,8 +50,7 @@ def needs_each(algo: Algorithm) -> str | None:
     algo = algo.plan(Plan(N=1, S=1, K=1.0, T=1))
     layers = Layers([2, 1])
     server, _ = algo.init(torch.zeros(3))
-    stages = ["client"] + ["warmup"] * algo.warms_up() + ["survey"] * algo.surveys(0)
-    for stage in stages:
+    for stage in stages(algo):
         up = dry_run(algo, stage, layers, torch.float32)
         try:
             getattr(algo, STEPS[stage])(server, type(up)(*(Sealed(z) for z in up)), SumsOnly())
@@ -69,7 +67,7 @@ def no_noise(algo: Algorithm) -> str | None:
     if why := needs_each(algo):
         return why
     algo = algo.plan(Plan(N=1, S=1, K=1.0, T=1))
-    if algo.warms_up() or algo.surveys(0):
+    if stages(algo) != ["client"]:
         return "its clients also send gradients, in an exchange of their own, which the modifier does not know"
     sent = dry_run(algo, "client", Layers([2, 1]), torch.float32)._fields
     if sent != ("dx",):

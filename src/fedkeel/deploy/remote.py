@@ -18,8 +18,9 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedkeel.core.algorithm import STEPS
 from fedkeel.core.dry import dry_run
-from fedkeel.deploy.client import STAGES, digest, unsent
+from fedkeel.deploy.client import digest, unsent
 from fedkeel.deploy.messages import (
     FACTS,
     NEW,
@@ -246,4 +247,4 @@ def task_of(work: Work, start: str) -> Task:
 
 def number(jobs: Jobs) -> int:
     """The number of the records that clients make in an exchange: larger in every later one."""
-    return (jobs.t + 1) * len(STAGES) + ("warmup", "survey", "client").index(jobs.stage)
+    return (jobs.t + 1) * len(STEPS) + list(STEPS).index(jobs.stage)

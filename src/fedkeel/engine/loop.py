@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import Algorithm, Plan, defaults, down_record, floats
+from fedkeel.core.algorithm import STEPS, Algorithm, Plan, defaults, down_record, floats
 from fedkeel.core.dry import check_records, form
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.round import Round
@@ -143,12 +143,12 @@ class Trainer:
         ids = self.settings.participants(t, self.N)
         expected, up, faults = len(ids), 0.0, {}
         if self.algo.surveys(t):
-            survey = self._exchange(runner, self._jobs("survey", t, ids), "prepare")
+            survey = self._exchange(runner, self._jobs("survey", t, ids))
             up, faults = survey.up, survey.faults
         # Roles are those of the survey, also if somebody was dropped in it.
         jobs = self._jobs("client", t, ids).only([at for at, client in enumerate(ids) if str(client) not in faults])
         old = self.server
-        answers = self._exchange(runner, jobs, "server")
+        answers = self._exchange(runner, jobs)
         row = {
             "round": t,
             "train_loss": answers.loss,
@@ -172,8 +172,9 @@ class Trainer:
         self._checkpoint(due=self.t == self.settings.rounds or self.engine.remote is not None)
         return row
 
-    def _exchange(self, runner: Any, jobs: Jobs, step: str, last: bool = True) -> Answers:
-        """Clients do the work of `jobs`, the server its `step` with what came back; the clients' records are kept."""
+    def _exchange(self, runner: Any, jobs: Jobs, last: bool = True) -> Answers:
+        """Clients do the work of `jobs`, the server its step with what came back; the clients' records are kept."""
+        step = STEPS[jobs.stage]
         uploads = runner.run(jobs)
         kept = [position for position in range(len(jobs.ids)) if position not in uploads.faults]
         self._enough(jobs, uploads, kept)
@@ -241,7 +242,7 @@ class Trainer:
         for start in range(0, self.N, self.S):
             stop = min(start + self.S, self.N)
             jobs = self._jobs("warmup", -1, list(range(start, stop)))
-            answers = self._exchange(runner, jobs, "begin", last=stop == self.N)
+            answers = self._exchange(runner, jobs, last=stop == self.N)
         self.warmup = {"warmup_up": answers.up, "warmup_down": floats(jobs.down)}
         self.warm = True
         self._checkpoint(due=True)

@@ -19,6 +19,8 @@ OTHER = (
     "down",
     "warmup_up",
     "warmup_down",
+    "bytes_up",
+    "bytes_down",
     "clients",
     "dropped",
     "faults",
