@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedkeel.data.bubbles import bubbles_svg, bubbles_text, label_counts, write_bubbles
 from fedkeel.data.hub import from_hub
@@ -30,7 +31,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_of_pictures(tmp_path: Path) -> None:
-    pytest.importorskip("PIL", reason="Pillow is not installed")
     made = {f"{part}/{kind}/{i}.png": formats.picture(8) for part in ("train", "val") for kind in "ba" for i in range(2)}
     formats.put(tmp_path / "pets", {name: data for name, (data, _) in made.items()} | {"train/a/notes.txt": b"no picture"})
     data = from_folder(tmp_path / "pets")
@@ -46,7 +46,6 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_test_part_holds_a_fifth_out(tmp_path: Path) -> None:
-    pytest.importorskip("PIL", reason="Pillow is not installed")
     formats.put(tmp_path / "pets", {f"{kind}/{i}.png": formats.picture(8)[0] for kind in "ab" for i in range(5)})
     data = from_folder(tmp_path / "pets")
     assert data.test is not None
@@ -55,7 +54,6 @@ def test_a_folder_without_a_test_part_holds_a_fifth_out(tmp_path: Path) -> None:
 
 def test_classes_that_only_the_test_part_has_are_named(tmp_path: Path) -> None:
     """Their pictures were once left out. A folder that holds no pictures is no class."""
-    pytest.importorskip("PIL", reason="Pillow is not installed")
     made = {f"{part}/{kind}/1.png": formats.picture(8)[0] for part in ("train", "test") for kind in "ab"}
     formats.put(tmp_path / "pets", made | {"test/notes/readme.txt": b"no picture"})
     assert from_folder(tmp_path / "pets").classes == 2
@@ -65,7 +63,6 @@ def test_classes_that_only_the_test_part_has_are_named(tmp_path: Path) -> None:
 
 
 def test_pictures_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    pytest.importorskip("PIL", reason="Pillow is not installed")
     formats.put(tmp_path / "pets", {"a/1.png": formats.picture(8)[0], "a/2.png": formats.picture(9)[0]})
     with pytest.raises(ValueError, match=r"2\.png cannot be read.* it is 9 x 9, others 8 x 8"):
         from_folder(tmp_path / "pets")
@@ -283,9 +280,8 @@ def test_texts_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pictures_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     pixels = formats.RNG.integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
-    part = Part([{"img": image.fromarray(z), "fine_label": i} for i, z in enumerate(pixels)])
+    part = Part([{"img": Image.fromarray(z), "fine_label": i} for i, z in enumerate(pixels)])
     stub = ModuleType("datasets")
     stub.load_dataset = lambda name, config: {"train": part, "test": part}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", stub)
@@ -335,9 +331,8 @@ def test_bubbles_in_files_and_characters(tmp_path: Path) -> None:
 
 
 def test_bubbles_as_png(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     write_bubbles(COUNTS, tmp_path / "a.png", "split")
-    with image.open(tmp_path / "a.png") as picture:
+    with Image.open(tmp_path / "a.png") as picture:
         assert picture.size[0] >= 320
         assert len(np.unique(np.asarray(picture.convert("RGB")))) > 2
 

@@ -70,8 +70,6 @@ IMAGES = {
 @pytest.mark.parametrize("name", IMAGES)
 def test_images(name: str) -> None:
     shape, tests, classes = IMAGES[name]
-    if name != "fashion-mnist":
-        pytest.importorskip("PIL", reason="Pillow is not installed")
     data = load(name)
     if name == "cifar10" and data.name == "cifar10":
         shape, tests = (50_000, 3, 32, 32), 10_000

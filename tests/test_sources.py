@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import fedkeel as fk
 from fedkeel.data import sources
@@ -133,9 +134,8 @@ def test_cifar(tmp_path: Path, name: str, md5: dict[str, str], label: str, stem:
 
 
 def png(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
-    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     file = io.BytesIO()
-    image.fromarray(pixels).save(file, kind, **options)
+    Image.fromarray(pixels).save(file, kind, **options)
     return file.getvalue()
 
 
@@ -167,7 +167,6 @@ def test_a_part_of_cifar_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.usefixtures("small")
 def test_tiny_imagenet_folders(tmp_path: Path) -> None:
-    pytest.importorskip("PIL", reason="Pillow is not installed")
     root = tmp_path / "tiny-imagenet-200"
     grey, white = formats.picture(mode="L", kind="JPEG")[0], formats.picture(kind="JPEG")[0]
     files = {f"train/{name}/images/{name}_{i}.JPEG": white for name in ("n2", "n1") for i in range(3)}

@@ -53,7 +53,6 @@ def test_augmentation_leaves_its_input_alone_and_follows_the_generator() -> None
 
 
 def test_augmentations_by_name() -> None:
-    assert augmentation(None, (7,)) is None
     assert augmentation("crop-flip", (3, 32, 32)) == CropFlip(4)
     assert augmentation("crop-flip", (3, 64, 64)) == CropFlip(8)
     with pytest.raises(ValueError, match=r"augment: unknown name 'crop-flop'.*crop-flip"):

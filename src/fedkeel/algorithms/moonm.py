@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm, hp
 from fedkeel.core.round import Round
-from fedkeel.core.rules import contrast
 from fedkeel.core.steps import Steps
+from fedkeel.core.terms import contrast
 
 
 class Server(NamedTuple):

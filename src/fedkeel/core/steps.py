@@ -208,8 +208,6 @@ def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...
     noticeable part of a small network's step.
     """
     check_one_number(loss)
-    if not loss.requires_grad:  # it depends on none of them
-        return tuple(torch.zeros_like(p) for p in parameters)
     found = _engine_run_backward(
         (loss,), (torch.ones_like(loss),), False, False, parameters, allow_unreachable=True, accumulate_grad=False
     )

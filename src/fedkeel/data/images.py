@@ -125,10 +125,8 @@ def cifar_sheets(train: Path, test: Path, train_labels: Path, test_labels: Path)
 
 def pillow() -> Any:
     """The module PIL.Image, set to open sheets of any size."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ValueError("data: these files are pictures; install Pillow to read them: pip install Pillow") from error
+    from PIL import Image
+
     Image.MAX_IMAGE_PIXELS = None
     return Image
 

@@ -45,10 +45,8 @@ class CropFlip:
         return torch.from_numpy(cut)
 
 
-def augmentation(name: str | None, shape: tuple[int, ...]) -> Augment | None:
+def augmentation(name: str, shape: tuple[int, ...]) -> Augment:
     """The augmentation of that name for samples of that shape; crop-flip is what the papers use."""
-    if name is None:
-        return None
     if name != "crop-flip":
         raise ValueError(f"augment: unknown name {name!r}{nearest(name, ('crop-flip',))}")
     if len(shape) != 3:

@@ -103,17 +103,14 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
 def answers(grid: Grid, ids: Sequence[str]) -> Iterator[tuple[str, Message | Exception]]:
     """(message, its answer) for those that have one; an answer that cannot be read harms no other."""
     try:
-        yield from ((reply.metadata.reply_to_message_id, reply) for reply in pull(grid, ids))
+        replies = list(grid.pull_messages(ids)) if ids else []
+        yield from ((reply.metadata.reply_to_message_id, reply) for reply in replies)
     except Exception as error:
         if len(ids) == 1:
             yield ids[0], error
         else:
             for sent in ids:
                 yield from answers(grid, [sent])
-
-
-def pull(grid: Grid, ids: Sequence[str]) -> list[Message]:
-    return list(grid.pull_messages(ids)) if ids else []
 
 
 def push(grid: Grid, message: Message) -> str | None:

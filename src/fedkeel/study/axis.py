@@ -17,7 +17,7 @@ class Axis:
 
     def __post_init__(self) -> None:
         if self.low == self.high:
-            self.low, self.high = self.low - 0.5, self.high + 0.5 if not self.log else self.high * 2
+            self.low, self.high = self.low - 0.5, self.high + 0.5
 
     def at(self, value: float) -> float:
         """0 to 1."""
