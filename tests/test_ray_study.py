@@ -26,7 +26,8 @@ pytestmark = [  # Ray's own code leaves files open
 
 from fedkeel.engine.ray import connect  # noqa: E402
 from fedkeel.study import ray_runs  # noqa: E402
-from fedkeel.study.pool import Job, OnRay  # noqa: E402
+from fedkeel.study.plan import Job  # noqa: E402
+from fedkeel.study.pool import OnRay  # noqa: E402
 
 TASK = ["--clients=10", "--cohort=3", "--local-steps=2", "--model=logistic", "--engine=sequential", "--seeds=2"]
 

@@ -285,7 +285,7 @@ def test_a_loss_that_is_no_number_is_never_the_least(tmp_path, monkeypatch):
         return whole(outcome, *rest) | ({"final_train_loss": math.nan} if next(trial) == 0 else {})
 
     trial = itertools.count()
-    monkeypatch.setattr("fedkeel.study.runner.of_run", diverges)
+    monkeypatch.setattr("fedkeel.study.plan.of_run", diverges)
     study = read(methods={"fedavg": {"lr": [0.01, 0.3, 0.02]}}, seeds=1, search={"metric": "final_train_loss"})
     results = carry_out(study, tmp_path, jobs=1, progress=False)
     assert results["rows"][0]["chosen"] == {"lr": 0.3}

@@ -17,7 +17,7 @@ from fedkeel.study.bar import StudyBar
 from fedkeel.study.compare import carry_out
 from fedkeel.study.figures import figures
 from fedkeel.study.numbers import NOT_RUN
-from fedkeel.study.pool import Job
+from fedkeel.study.plan import Job
 from fedkeel.study.report import report, results_of
 from fedkeel.study.results import _robustness
 from fedkeel.study.runner import run_study

@@ -10,8 +10,8 @@ import pytest
 
 from fedkeel.config import RunConfig, resolve
 from fedkeel.study import trackers
-from fedkeel.study.pool import Forks, Job
-from fedkeel.study.runner import steps_of
+from fedkeel.study.plan import Job, steps_of
+from fedkeel.study.pool import Forks
 from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}

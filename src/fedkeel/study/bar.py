@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from fedkeel import directory
 from fedkeel.progress import score
-from fedkeel.study.pool import Job
+from fedkeel.study.plan import Job
 
 SHOWN = 0.1  # seconds between two drawings
 MEMORY = 3600.0  # seconds by which the time left is reckoned: a round may take minutes

@@ -8,7 +8,7 @@ from fedkeel import config as runs
 from fedkeel import directory
 from fedkeel.config import RunConfig
 from fedkeel.fields import SETTINGS
-from fedkeel.study.pool import Job
+from fedkeel.study.plan import Job
 
 Key = tuple[str, ...]
 

@@ -11,40 +11,17 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from fedkeel import config as runs
-from fedkeel.config import RunConfig
 from fedkeel.engine.checkpoint import StorageError
 from fedkeel.engine.processes import die_with, interrupts_wait
 from fedkeel.engine.run import forget_peak
+from fedkeel.study.plan import Job
 from fedkeel.study.trackers import tracked
 
 PATIENCE = 0.25  # seconds between two looks at the display
-HEAVY = ("checkpoint.safetensors", "clients.bin", "model.safetensors")  # what the numbers of a run do not need
-
-
-@dataclass(eq=False)
-class Job:
-    """One run of a study."""
-
-    name: str
-    config: RunConfig
-    out: Path
-    label: str = ""  # by which trackers know it
-    fresh: bool = False  # what its directory holds is replaced
-    keep: bool = True
-    trackers: dict[str, str] = field(default_factory=dict)
-    process: Any = None
-    replaces: str = ""  # values of a grid, of a run that gives way to it
-
-    def tidy(self) -> None:
-        """Leaves the numbers of a complete run, and the rest only where it is to be kept."""
-        for name in () if self.keep else HEAVY:
-            (self.out / name).unlink(missing_ok=True)
 
 
 Told = Callable[[Job, dict[str, Any]], None]  # called with a row of a run's history

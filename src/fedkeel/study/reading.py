@@ -11,8 +11,7 @@ from fedkeel import directory
 from fedkeel.config import RunConfig
 from fedkeel.fields import SETTINGS
 from fedkeel.study.numbers import NOT_RUN
-from fedkeel.study.pool import Job
-from fedkeel.study.runner import Found, outcome_of, steps_of
+from fedkeel.study.plan import Found, Job, outcome_of, steps_of
 from fedkeel.study.study import Branch, Study, path_of
 
 

@@ -21,7 +21,7 @@ from fedkeel.core.algorithm import nearest
 from fedkeel.fields import SETTINGS
 from fedkeel.study.checks import targets
 from fedkeel.study.edit import choose_cases, override
-from fedkeel.study.runner import size
+from fedkeel.study.plan import size
 from fedkeel.study.study import Study
 
 FOLDER = Path(__file__).with_name("recipes")

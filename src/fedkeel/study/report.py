@@ -19,9 +19,9 @@ from fedkeel.study.figures import Figure, figures
 from fedkeel.study.names import safe
 from fedkeel.study.numbers import Outcome
 from fedkeel.study.page import page
+from fedkeel.study.plan import Found
 from fedkeel.study.reading import read_study
 from fedkeel.study.results import ORIGIN, as_csv, collect, read_origin
-from fedkeel.study.runner import Found
 from fedkeel.study.splits import shown_splits
 from fedkeel.study.study import Study
 

@@ -15,7 +15,7 @@ import tomli_w
 from fedkeel.engine.checkpoint import guarded, write_atomically
 from fedkeel.engine.run import as_toml
 from fedkeel.study.numbers import NOT_RUN, Row, curves, failures, finite, robust_width, summarise, target_name
-from fedkeel.study.runner import Found
+from fedkeel.study.plan import Found
 from fedkeel.study.study import Study
 
 # What belongs to one run and not to the task that all of them share.
