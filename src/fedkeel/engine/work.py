@@ -1,9 +1,8 @@
-"""The local work of a round: which batches a client sees, and one call of the algorithm for one client or for a group."""
+"""The local work of a round: which batches a client sees, and one call of the algorithm for it."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.dry import dry_run, stages
-from fedkeel.core.many import ManyClients, ManyOracle
-from fedkeel.core.steps import Objective, OneClient, Workspace, at_once
+from fedkeel.core.steps import Objective, OneClient, Workspace
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.evaluate import model_input
@@ -97,7 +95,6 @@ class Work:
 
     def __post_init__(self) -> None:
         self.workspace = Workspace(self.objective)
-        self.largest = int(self.fed.sizes.max())  # samples of a client; made once, for a round must not cost O(N)
 
     def uploads(self) -> dict[str, Any]:
         """What a client sends in each stage that the method has; only shapes and dtypes mean anything."""
@@ -186,89 +183,16 @@ class Work:
 
     def _batches(self, t: int, client: int, K: int, samples: Samples) -> list[tuple[Tensor, Tensor]]:
         """The mini-batches of a client."""
-        x, y = self.cast(self._augmented(t, client, samples.x), samples.y)
+        x, y = self.cast(self.augmented(t, client, samples.x), samples.y)
         if len(samples.sizes) < K:
             return [(x, y)] * K
         return list(zip(x.split_with_sizes(samples.sizes), y.split_with_sizes(samples.sizes), strict=True))
 
-    def _augmented(self, t: int, client: int, x: Tensor) -> Tensor:
+    def augmented(self, t: int, client: int, x: Tensor) -> Tensor:
         """The samples of all batches of a client in a row, changed at random if the federation asks for it."""
         if self.fed.augment is None:
             return x
         return self.fed.augment(x, seeding.generator(self.seed, seeding.AUGMENT, t, client))
-
-    def group(
-        self, jobs: Jobs, ids: Sequence[int], K: int, drawn: dict[str, np.ndarray], mem: Any, oracle: ManyOracle
-    ) -> tuple[Any, Any, Tensor]:
-        """Runs some clients of a round, all with the same K, at once; mem is [S, ...] -> (up, mem, losses [S])."""
-        model = self.objective.model
-        numbers = [self.batch_numbers(jobs.t, client, K) for client in ids]
-        x, y, rows = self._pool(jobs.t, ids, [order for order, _ in numbers])
-        parts = [_cut(mine, sizes) for mine, (_, sizes) in zip(rows, numbers, strict=True)]
-        if len(numbers[0][1]) < K:
-            batches = [self._padded(x, y, rows)] * K
-        elif self.objective.each is None:  # as large as they are: the loss must not see padding
-            batches = [self._padded(x, y, [part[k] for part in parts]) for k in range(K)]
-        else:
-            # The same shape in every round, so that a compiled gradient is compiled once.
-            width = None if self.batch_size is None else min(self.batch_size, self.largest)
-            everything = self._padded(x, y, [part[k] for k in range(K) for part in parts], width)
-            batches = list(zip(*(z.view(K, len(ids), *z.shape[1:]) for z in everything), strict=True))
-        roles = {name: torch.as_tensor(z, dtype=model.dtype, device=model.device).unsqueeze(-1) for name, z in drawn.items()}
-        steps = ManyClients(
-            self.objective, jobs.t, oracle, len(ids), batches, lambda: self._everything(ids), SimpleNamespace(**roles)
-        )
-        up, new = getattr(self.algo.at(jobs.t, self.lr_decay), jobs.stage)(jobs.down, mem, steps)
-        losses = torch.stack(steps.losses).double().mean(0) if steps.losses else torch.full((len(ids),), torch.nan)
-        return up, new, losses
-
-    def _pool(self, t: int, ids: Sequence[int], numbers: Sequence[np.ndarray]) -> tuple[Tensor, Tensor, list[np.ndarray]]:
-        """Where the samples of these clients lie: x and y, and the rows of every client in them."""
-        if self.fed.augment is None:
-            rows = [self.fed.rows(client, mine) for client, mine in zip(ids, numbers, strict=True)]
-            return self.fed.x, self.fed.y, rows
-        pairs = [self.fed.take(client, mine) for client, mine in zip(ids, numbers, strict=True)]
-        changed = [self._augmented(t, client, x) for client, (x, _) in zip(ids, pairs, strict=True)]
-        ends = np.cumsum([len(y) for _, y in pairs])
-        return torch.cat(changed), torch.cat([y for _, y in pairs]), np.split(np.arange(ends[-1]), ends[:-1])
-
-    def _padded(
-        self, x: Tensor, y: Tensor, rows: Sequence[np.ndarray], width: int | None = None, of: Sequence[np.ndarray] = ()
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of several clients as [S, B, ...]; short ones repeat their first row with weight 0.
-
-        of: the rows that these are a part of, if the mean is over those.
-        """
-        width = width or max(map(len, rows))
-        if not of and all(len(mine) == width for mine in rows):
-            index, weight = np.stack(rows), np.full((len(rows), width), 1 / width)
-        else:
-            index = np.zeros((len(rows), width), dtype=np.int64)
-            weight = np.zeros((len(rows), width))
-            for j, (mine, whole) in enumerate(zip(rows, of or rows, strict=True)):
-                index[j] = mine[0] if len(mine) else whole[0]
-                index[j, : len(mine)] = mine
-                weight[j, : len(mine)] = 1 / len(whole)
-        model, chosen = self.objective.model, torch.from_numpy(index.reshape(-1))
-        x, y = self.cast(x.index_select(0, chosen), y.index_select(0, chosen))
-        return (
-            x.view(*index.shape, *x.shape[1:]),
-            y.view(*index.shape, *y.shape[1:]),
-            torch.as_tensor(weight, dtype=model.dtype, device=model.device),
-        )
-
-    def _everything(self, ids: Sequence[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        chunk = at_once(self.cast(self.fed.x[:1], self.fed.y[:1])[0])
-        rows = [self.fed.rows(client, np.arange(self.fed.size(client))) for client in ids]
-        return [
-            self._padded(self.fed.x, self.fed.y, [mine[start : start + chunk] for mine in rows], of=rows)
-            for start in range(0, max(map(len, rows)), chunk)
-        ]
-
-
-def _cut(rows: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Pieces of these sizes; numpy's own split is slower, by a few hundredths of a small round."""
-    return [rows[start:stop] for start, stop in itertools.pairwise(itertools.accumulate(sizes, initial=0))]
 
 
 @contextlib.contextmanager
