@@ -12,7 +12,7 @@ _PUBLIC = {
     "Algorithm": "fedkeel.core.algorithm:Algorithm",
     "Dataset": "fedkeel.data.federation:Dataset",
     "Federation": "fedkeel.data.federation:Federation",
-    "RoundError": "fedkeel.engine.loop:RoundError",
+    "RoundError": "fedkeel.engine.faults:RoundError",
     "Run": "fedkeel.engine.run:Run",
     "algorithm": "fedkeel.core.algorithm:make",
     "algorithms": "fedkeel.core.algorithm:algorithms",
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedkeel.data.hub import from_hub
     from fedkeel.data.own import from_csv, from_folder
     from fedkeel.data.sources import load
-    from fedkeel.engine.loop import RoundError
+    from fedkeel.engine.faults import RoundError
     from fedkeel.engine.run import Run
     from fedkeel.engine.train import train
 

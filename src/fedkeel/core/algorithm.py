@@ -344,4 +344,4 @@ def floats(record: Record, without: Sequence[str] = ()) -> int:
     """How many numbers a record holds: the cost of sending it."""
     if record is None:
         return 0
-    return sum(z.numel() for name, z in zip(record._fields, record, strict=True) if name not in without)
+    return sum(z.numel() for name, z in record._asdict().items() if name not in without)

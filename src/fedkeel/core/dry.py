@@ -96,7 +96,7 @@ def form(record: Any) -> Any:
     """Names, shapes and dtypes of a record's fields: what a later one must have, too."""
     if not is_record(record):
         return None if record is None else type(record).__name__
-    return [[name, list(z.shape), str(z.dtype)] for name, z in zip(record._fields, record, strict=True)]
+    return [[name, list(z.shape), str(z.dtype)] for name, z in record._asdict().items()]
 
 
 def _told(record: Any) -> str:

@@ -33,8 +33,8 @@ from fedkeel.deploy.messages import (
     to_record,
 )
 from fedkeel.engine.evaluate import objective
+from fedkeel.engine.faults import describe
 from fedkeel.engine.memory import keep_freed_memory
-from fedkeel.engine.sequential import describe
 from fedkeel.engine.train import make_flat
 from fedkeel.engine.work import Private, Result, Work, one_thread
 

@@ -96,7 +96,7 @@ class Memory:
         named = {
             f"{number}.{field}": z.detach().cpu().clone()
             for number, record in self.records.items()
-            for field, z in zip(record._fields, record, strict=True)
+            for field, z in record._asdict().items()
         }
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(self.path, save(named, {"format": FORMAT}), mode=0o600)

@@ -55,13 +55,13 @@ def to_tensor(array: Array, like: Tensor, name: str) -> Tensor:
 
 def to_arrays(record: Any, without: Sequence[str] = ()) -> ArrayRecord:
     """A record as an ArrayRecord of its fields; empty tensors are not sent (Flower has no arrays without bytes)."""
-    named = zip(record._fields, record, strict=True)
+    named = record._asdict().items()
     return ArrayRecord({name: to_array(z) for name, z in named if z.numel() and name not in without})
 
 
 def to_record(arrays: Mapping[str, Array], like: Any, without: Sequence[str] = ()) -> Any:
     """The record in an ArrayRecord, which must have the fields of `like`; those of `without` were not sent and are zero."""
-    named = dict(zip(like._fields, like, strict=True))
+    named = like._asdict()
     expected = {name for name, z in named.items() if z.numel() and name not in without}
     if set(arrays) != expected:
         raise Refused(f"it has the fields {sorted(arrays)[:8]}, not {sorted(expected)}")

@@ -17,7 +17,7 @@ LINE = 18  # pixels
 
 def fields(record: Record | None, without: tuple[str, ...] = ()) -> list[str]:
     """The fields of a record with their shapes, e.g. "dx [d]"; those that are empty hold nothing."""
-    named = [] if record is None else zip(record._fields, record, strict=True)
+    named = [] if record is None else record._asdict().items()
     sizes = {D: "d"}
     return [
         f"{name} [{', '.join(sizes.get(n, str(n)) for n in z.shape)}]" + (" (if it tracks)" if name in without else "")

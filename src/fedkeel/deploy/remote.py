@@ -34,8 +34,8 @@ from fedkeel.deploy.messages import (
     to_record,
 )
 from fedkeel.deploy.roster import Roster, exchange
-from fedkeel.engine.sequential import Stack, describe
-from fedkeel.engine.work import Jobs, Private, Uploads, Work, check_finite
+from fedkeel.engine.faults import check_finite, describe
+from fedkeel.engine.work import Jobs, Private, Stack, Uploads, Work
 
 
 class Elsewhere:
@@ -211,7 +211,7 @@ class Answers:
             self.exchanges.flower.say(f"client {told.client} has lost its record and begins as a new client")
 
     def _check_size(self, up: Any) -> None:
-        for name, z in zip(up._fields, up, strict=True):
+        for name, z in up._asdict().items():
             if z.numel() and float(z.abs().max()) > self.exchanges.flower.largest:
                 raise Refused(
                     f"{name} has a number of size {float(z.abs().max()):.3g}, allowed are {self.exchanges.flower.largest:g}"

@@ -60,7 +60,7 @@ def guarded(path: Path, action: Callable[[], Any]) -> Any:
 
 def save_checkpoint(path: Path, t: int, server: Any, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """t: the next round; tensors: buffers and store index; facts: config, history and the like, as JSON."""
-    named = {f"server.{name}": z.detach().cpu().contiguous() for name, z in zip(server._fields, server, strict=True)}
+    named = {f"server.{name}": z.detach().cpu().contiguous() for name, z in server._asdict().items()}
     # safetensors refuses tensors that share memory, and a first record may hold the same zeros twice
     named = {name: z.clone() for name, z in (named | tensors).items()}
     metadata = {"format": FORMAT, "round": str(t), "facts": json.dumps(facts, default=_number)}
@@ -90,7 +90,7 @@ def load_checkpoint(path: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]]
 def server_from(tensors: dict[str, Tensor], template: Any, device: torch.device) -> Any:
     """The server record in a checkpoint, shaped like the template."""
     values = []
-    for name, z in zip(template._fields, template, strict=True):
+    for name, z in template._asdict().items():
         saved = tensors.get(f"server.{name}")
         if saved is None or saved.shape != z.shape or saved.dtype != z.dtype:
             raise ValueError(f"checkpoint: its server record does not fit this run (field {name})")

@@ -6,10 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,29 +24,17 @@ from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
-from fedkeel.engine.checkpoint import check_same, guarded, load_checkpoint, save_checkpoint, server_from
+from fedkeel.engine.checkpoint import check_same, load_checkpoint, save_checkpoint, server_from
 from fedkeel.engine.evaluate import evaluate
+from fedkeel.engine.faults import RoundError, describe
 from fedkeel.engine.measure import Seen, measure
 from fedkeel.engine.run import Clients, Run, RunDirectory
 from fedkeel.engine.runners import Engine
-from fedkeel.engine.sequential import describe
 from fedkeel.engine.settings import Settings
-from fedkeel.engine.store import Store
+from fedkeel.engine.store import open_store
 from fedkeel.engine.work import Jobs, Private, Uploads, Work, one_thread
 
 CHECKPOINT_SHARE = 0.03  # of the time may go into checkpoints
-
-
-class RoundError(RuntimeError):
-    """A round that could not be completed."""
-
-    def __init__(self, algorithm: str, round: int, client: int | None, stage: str, why: str) -> None:
-        self.algorithm, self.round, self.client, self.stage, self.why = algorithm, round, client, stage, why
-        where = f", client {client}" if client is not None else ""
-        super().__init__(f"{algorithm}, round {round}{where}, {stage}: {why}")
-
-    def __reduce__(self) -> tuple[Any, ...]:  # or it could not be unpickled, and would break a pool of processes
-        return type(self), (self.algorithm, self.round, self.client, self.stage, self.why)
 
 
 @dataclass
@@ -100,24 +85,13 @@ class Trainer:
         self.directory = None if out is None else RunDirectory(out, resume)
         self.fingerprint = None if out is None else fed.fingerprint()
         self.frozen = None if out is None else model.frozen()
-        self.store: Any = engine.remote.store if engine.remote else self._make_store(self.initial, on_disk=store == "disk")
+        # Room for those who can take part, not for all: a sparse file has a largest size, too.
+        seen = self.N if self.algo.warms_up() else min(self.N, settings.rounds * self.S)
+        path = None if self.directory is None else self.directory.store
+        self.store = engine.remote.store if engine.remote else open_store(self.initial, seen, self.S, path, store == "disk")
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
         self._saved, self._cost = time.monotonic(), 0.0
-
-    def _make_store(self, initial: Any, on_disk: bool) -> Store:
-        # Room for those who can take part, not for all: a sparse file has a largest size, too.
-        seen = self.N if self.algo.warms_up() else min(self.N, self.settings.rounds * self.S)
-        if self.directory is not None:
-            path = self.directory.store
-        elif on_disk:
-            path = Path(tempfile.mkdtemp(prefix="fedkeel-")) / "clients.bin"
-        else:
-            return Store(initial, seen, self.S)
-        store = guarded(path, lambda: Store(initial, seen, self.S, path))
-        if self.directory is None:
-            weakref.finalize(store, shutil.rmtree, path.parent, ignore_errors=True)
-        return store
 
     # The loop -----------------------------------------------------------------------------------------------------
 

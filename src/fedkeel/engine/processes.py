@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedkeel.engine.faults import describe
 from fedkeel.engine.memory import Layout, Tickets, shared_block, tensor_in
-from fedkeel.engine.sequential import describe
 from fedkeel.engine.store import Store
 from fedkeel.engine.work import Jobs, Samples, Uploads, Work
 

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from fedkeel.engine.auto import cores
+from fedkeel.engine.faults import describe
 from fedkeel.engine.ray_actor import Actor, Answer, Task, as_bytes, pack, record_bytes
-from fedkeel.engine.sequential import Stack, describe
 from fedkeel.engine.store import Store
-from fedkeel.engine.work import Jobs, Uploads, Work
+from fedkeel.engine.work import Jobs, Stack, Uploads, Work
 
 try:
     import ray

@@ -19,9 +19,9 @@ from torch import Tensor
 from fedkeel.core.algorithm import down_record
 from fedkeel.core.flat import FlatModel
 from fedkeel.data.federation import Federation
+from fedkeel.engine.faults import describe
 from fedkeel.engine.memory import keep_freed_memory
-from fedkeel.engine.sequential import Stack, describe
-from fedkeel.engine.work import Samples, Work
+from fedkeel.engine.work import Samples, Stack, Work
 
 
 def as_bytes(z: Tensor) -> np.ndarray:

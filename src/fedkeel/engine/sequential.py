@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
+from fedkeel.engine.faults import describe
 from fedkeel.engine.store import Store
-from fedkeel.engine.work import Jobs, Uploads, Work
+from fedkeel.engine.work import Jobs, Stack, Uploads, Work
 
 
 class Sequential:
@@ -43,28 +41,3 @@ class Sequential:
 
     def close(self) -> None:
         pass
-
-
-class Stack:
-    """Uploads of the clients of a round as a record of [S, ...]."""
-
-    def __init__(self, template: Any, S: int) -> None:
-        self.record = type(template)(*(z.new_empty((S, *z.shape)) for z in template))
-
-    def put(self, position: int | list[int], record: Any) -> None:
-        """A client's record at its position, or a record of [n, ...] at so many positions."""
-        for name, target, z in zip(self.record._fields, self.record, record, strict=True):
-            if z.shape[-target.dim() + 1 :] != target.shape[1:] or z.dim() + isinstance(position, int) != target.dim():
-                raise ValueError(f"{name} has shape {list(z.shape)}, others {list(target.shape[1:])}")
-            target[position] = z
-
-
-def describe(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
-
-
-def stacked(records: list[Any]) -> Any:
-    """Records -> one record of [S, ...]."""
-    fields: list[Tensor] = [torch.stack(z) for z in zip(*records, strict=True)]
-    return type(records[0])(*fields)

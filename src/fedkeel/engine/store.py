@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
+import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +146,14 @@ class Store:
                     f"resume: {path} is not the client memory of the checkpoint beside it (deleted, cut or of another run)"
                 )
         self.memory = guarded(path, lambda: self._map(path))
+
+
+def open_store(initial: Any, seen: int, S: int, path: Path | None, on_disk: bool) -> Store:
+    """Client memory in the file at `path`; without one in a file that goes with the store (on_disk), or in shared memory."""
+    if path is None and not on_disk:
+        return Store(initial, seen, S)
+    file = path or Path(tempfile.mkdtemp(prefix="fedkeel-")) / "clients.bin"
+    store: Store = guarded(file, lambda: Store(initial, seen, S, file))
+    if path is None:
+        weakref.finalize(store, shutil.rmtree, file.parent, ignore_errors=True)
+    return store

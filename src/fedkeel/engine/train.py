@@ -15,12 +15,12 @@ from fedkeel.core.features import check_inside
 from fedkeel.core.flat import FlatModel, copy_of
 from fedkeel.data.federation import Federation
 from fedkeel.engine.evaluate import check_fit, objective
+from fedkeel.engine.faults import describe
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.measure import check as check_metrics
 from fedkeel.engine.memory import keep_freed_memory
 from fedkeel.engine.run import Run
 from fedkeel.engine.runners import Engine, Remote
-from fedkeel.engine.sequential import describe
 from fedkeel.engine.settings import (
     Settings,
     check_device,

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedkeel.core.many import ManyClients, ManyOracle
 from fedkeel.core.steps import at_once
-from fedkeel.engine.sequential import Stack, describe, stacked
+from fedkeel.engine.faults import NotFinite, check_finite, describe
 from fedkeel.engine.store import Store
-from fedkeel.engine.work import Jobs, NotFinite, Uploads, Work, check_finite
+from fedkeel.engine.work import Jobs, Stack, Uploads, Work, stacked
 
 
 class Vectorized:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from fedkeel.core.steps import Objective, OneClient, Workspace
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.evaluate import model_input
+from fedkeel.engine.faults import NotFinite, check_finite
 from fedkeel.engine.memory import ALIGN
 
 AHEAD = 1 << 24  # bytes of samples that are fetched for several clients together, so that they stay in the cache
@@ -58,6 +59,26 @@ class Uploads:
     slots: dict[int, int]  # position -> where its new record was staged
     told: dict[str, Any] = field(default_factory=dict)  # what else the row of the round shall say
     cause: Exception | None = None  # the first fault, where it happened in this process
+
+
+class Stack:
+    """Uploads of the clients of a round as a record of [S, ...]."""
+
+    def __init__(self, template: Any, S: int) -> None:
+        self.record = type(template)(*(z.new_empty((S, *z.shape)) for z in template))
+
+    def put(self, position: int | list[int], record: Any) -> None:
+        """A client's record at its position, or a record of [n, ...] at so many positions."""
+        for name, target, z in zip(self.record._fields, self.record, record, strict=True):
+            if z.shape[-target.dim() + 1 :] != target.shape[1:] or z.dim() + isinstance(position, int) != target.dim():
+                raise ValueError(f"{name} has shape {list(z.shape)}, others {list(target.shape[1:])}")
+            target[position] = z
+
+
+def stacked(records: list[Any]) -> Any:
+    """Records -> one record of [S, ...]."""
+    fields: list[Tensor] = [torch.stack(z) for z in zip(*records, strict=True)]
+    return type(records[0])(*fields)
 
 
 class Private(NamedTuple):
@@ -162,7 +183,9 @@ class Work:
         steps = OneClient(self.objective, t, batches, lambda: self.all_of(client), self.workspace, roles)
         if model.has_buffers:
             model.write_buffers(mem.values if model.private else buffers)
-        given = [(name, z, z._version) for record in (down, mem) if record is not None for name, z in named(record)]
+        given = [
+            (name, z, z._version) for record in (down, mem) if record is not None for name, z in record._asdict().items()
+        ]
         up, new = getattr(self.algo.at(t, self.lr_decay), stage)(down, None if model.private else mem, steps)
         for name, z, version in given:
             if z._version != version:  # the next client would find it changed
@@ -205,22 +228,3 @@ def one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-
-
-def named(record: Any) -> Iterable[tuple[str, Tensor]]:
-    """The fields of a record."""
-    return zip(record._fields, record, strict=True)
-
-
-class NotFinite(ValueError):
-    """A client's result contains NaN or infinity."""
-
-
-def check_finite(*records: Any) -> None:
-    for record in records:
-        if record is None:
-            continue
-        for name, z in named(record):
-            # The sum is finite only if all numbers are, and cheaper than looking at each; it may overflow though.
-            if not math.isfinite(z.sum()) and not bool(torch.isfinite(z).all()):
-                raise NotFinite(f"{name} is not finite")

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedkeel import config as runs
 from fedkeel.engine.checkpoint import StorageError
+from fedkeel.engine.faults import in_words
 from fedkeel.engine.processes import die_with, interrupts_wait
 from fedkeel.engine.run import forget_peak
 from fedkeel.study.plan import Job
@@ -29,8 +30,6 @@ Told = Callable[[Job, dict[str, Any]], None]  # called with a row of a run's his
 
 def carry_out(job: Job, fed: Any, told: Callable[[dict[str, Any]], None], workers: int | None = None) -> str | None:
     """Runs a job in this process; the error in one line if it failed, None if it is complete."""
-    from fedkeel.engine.sequential import describe
-
     config = job.config if workers is None or job.config.workers is not None else job.config.changed(workers=workers)
     try:
         with tracked(job.trackers, job.label, config.model_dump(exclude_none=True)) as log:
@@ -38,7 +37,7 @@ def carry_out(job: Job, fed: Any, told: Callable[[dict[str, Any]], None], worker
     except StorageError:  # the next run would have nowhere to go, either
         raise
     except Exception as error:
-        return str(error) if isinstance(error, ValueError | RuntimeError) else describe(error)
+        return in_words(error)
     job.tidy()
     return None
 

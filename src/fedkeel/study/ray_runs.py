@@ -13,8 +13,8 @@ from typing import Any
 from fedkeel import config as runs
 from fedkeel.config import RunConfig
 from fedkeel.engine.checkpoint import guarded, write_atomically
+from fedkeel.engine.faults import describe, in_words
 from fedkeel.engine.run import Busy
-from fedkeel.engine.sequential import describe
 
 RESULTS = ("config.toml", "metrics.jsonl", "model.safetensors", "summary.json")  # the last one makes a run complete
 PATIENCE = 120.0  # seconds in which the lock of a process on a dead node must have ended, also on a network's file system
@@ -50,8 +50,7 @@ def run_all(
                     write_atomically(out / name, content)
                 error = None
             except ray.exceptions.RayTaskError as failed:
-                cause = failed.cause
-                error = str(cause) if isinstance(cause, ValueError | RuntimeError) else describe(cause)
+                error = in_words(failed.cause)
             except ray.exceptions.RayError as failed:
                 error = describe(failed)
             yield number, error
