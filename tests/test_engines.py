@@ -406,6 +406,48 @@ def test_the_device_is_honoured() -> None:
             train(device=device)
 
 
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: train(lr_decay=0.5, rounds=1100), r"lr_decay = 0.5 .* closer to 1 for 1100 rounds"),
+        (lambda: train(weights=np.ones(7)), "weights = array.* 'uniform' or 'samples'"),
+        (lambda: train(batch_size=0), "batch_size = 0 .* or None for all local data"),
+        (lambda: train(local_steps=0), "local_steps = 0 .* or None for local_epochs"),
+        (lambda: train(local_epochs=None, local_steps=None), "local_epochs = None"),
+        (lambda: train(model=lambda x: x), "model: the function that makes it fails: TypeError"),
+        (
+            lambda: fk.algorithm("scaffold", option=np.array(["I", "II"])),
+            "scaffold: option = array.* it must be 'I'",
+        ),
+        (lambda: fk.load(None), "data: expected a name, not NoneType"),
+        (lambda: fk.load("digits").split(None, clients=3), "split: expected a name, not NoneType"),
+        (lambda: fk.resume(None), "resume: expected the directory of a run, not NoneType"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(call: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        call()
+
+
+def test_no_epochs_are_needed_beside_local_steps() -> None:
+    same(train(local_epochs=None, local_steps=3), train(local_steps=3))
+
+
+@pytest.mark.parametrize("name", ["vrl-sgd", "scaffnew", "fedpd", "fafed"])
+def test_one_full_round_is_not_full_participation(name: str) -> None:
+    everyone = list(range(7))
+    for cohort in ([everyone, [0, 1]], [[0], [1], everyone]):  # the last one is beyond the two rounds
+        with pytest.raises(ValueError, match=rf"{name}: a cohort of \d is not allowed; it must be all 7 clients"):
+            train(fk.algorithm(name), cohort=cohort)
+    train(fk.algorithm(name), cohort=[everyone, everyone, [0]])
+
+
+def test_theory_counts_the_rounds_that_are_run() -> None:
+    assert train(fk.algorithm("padamfed"), cohort=[[0], [1], [0, 1, 2]]).algorithm.gamma == (
+        train(fk.algorithm("padamfed"), cohort=[[0], [1]]).algorithm.gamma
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, "float64", 3])
 def test_a_nonsense_dtype_is_refused(dtype: Any) -> None:
     with pytest.raises(ValueError, match="dtype"):
@@ -417,14 +459,14 @@ def test_test_data_that_do_not_fit_are_refused_before_any_work() -> None:
     calls = []
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
-        calls.append(1)
+        calls.append(len(target))
         return cross_entropy(output, target)
 
     for test in ((x[:, :, :4], y), (x, y + 5)):
         fed = fk.Federation(FED.x, FED.y, FED.offsets, FED.order, test)
         with pytest.raises(ValueError, match="test"):
             fk.train(smooth_net, fed, "fedavg", rounds=1, cohort=2, progress=False, loss=loss if test[1] is y else None)
-    assert not calls
+    assert set(calls) <= {2}, "it is tried on two samples, no more"
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

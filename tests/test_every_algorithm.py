@@ -148,6 +148,8 @@ def test_counted_cost_is_what_would_be_sent(name: str) -> None:
 def test_a_fraction_of_tracking_clients_is_at_most_one(name: str, tracking: float) -> None:
     with pytest.raises(ValueError, match="a fraction is > 0 and <= 1, a count is written without a point"):
         fk.algorithm(name, tracking=tracking).plan(Plan(N=10, S=5, K=1, T=1))
+    with pytest.raises(ValueError, match="tracking = 6 is not allowed; at most all clients of a round can track, 5"):
+        fk.algorithm(name, tracking=6).plan(Plan(N=10, S=5, K=1, T=1))
 
 
 @pytest.mark.parametrize("tracking", [0, 1, 0.5, 3, None])

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -202,10 +203,51 @@ def test_a_failing_warm_up_starts_again(tmp_path: Path) -> None:
         options = {"rounds": 2, "cohort": 3, "progress": False, "engine": "sequential", "out": tmp_path, "resume": True}
         return fk.train(net, FED, fk.algorithm("scaffold-m", start="warmup"), **{"loss": cross_entropy, **options, **kw})
 
-    with pytest.raises(fk.RoundError) as info:
-        go(loss=raises, min_clients=3)
-    assert (info.value.stage, info.value.client) == ("warmup", BAD)
+    def most(output: Tensor, target: Tensor) -> Tensor:
+        if len(target) <= 50:  # all clients but the two largest
+            raise ArithmeticError
+        return cross_entropy(output, target)
+
+    with pytest.raises(fk.RoundError, match="2 of 6 clients answered, min_clients is 3") as info:
+        go(loss=most, min_clients=3, batch_size=None)
+    assert (info.value.round, info.value.stage, info.value.client) == (-1, "warmup", 0)
     assert torch.equal(go().params, go(out=None, resume=False).params)
+
+
+@pytest.mark.parametrize("cohort", [1, 3])
+@pytest.mark.parametrize("method", ["padamfed", "fafed"])
+def test_who_fails_in_the_warm_up_is_named_and_stops_nobody(method: str, cohort: int) -> None:
+    """Whatever part of the clients is visited at a time: with one at a time, the bad one's part is empty."""
+    options = {"rounds": 2, "progress": False, "engine": "sequential", "loss": raises, "min_clients": cohort}
+    algo = fk.algorithm(method, **({"allow_partial": True} if method == "fafed" else {}))
+    run = fk.train(net, FED, algo, cohort=[REST[:cohort], REST[-cohort:]], **options)
+    assert list(run.history[0]["warmup_faults"]) == [str(BAD)]
+    assert "ArithmeticError" in run.history[0]["warmup_faults"][str(BAD)]
+    assert [row["dropped"] for row in run.history] == [0, 0]
+    assert run.summary()["dropped"] == 1
+    assert torch.isfinite(run.params).all()
+
+
+def test_the_last_part_of_a_warm_up_may_be_empty() -> None:
+    """FAFED moves the model when everybody was asked, whoever answered last."""
+    order = [*REST, BAD]
+    fed = fk.Federation.from_arrays([(FED[i].x, FED[i].y) for i in order])
+    options = {"rounds": 1, "progress": False, "engine": "sequential", "local_steps": 2, "batch_size": None}
+    algo = fk.algorithm("fafed", allow_partial=True)
+    run = fk.train(net, fed, algo, cohort=[[0]], loss=raises, **options)
+    assert list(run.history[0]["warmup_faults"]) == [str(N - 1)]
+    whole = fk.train(net, fed, algo, cohort=[[0]], loss=cross_entropy, **options)
+    assert not torch.equal(run.server.m, whole.server.m)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_server_that_loses_its_numbers_is_told_at_once(tmp_path: Path, engine: str) -> None:
+    """Pixels that are always 0 have no gradient: 0 / 0 with nothing added to the root."""
+    algo = fk.algorithm("fedadam", tau=0.0)
+    with pytest.raises(fk.RoundError, match="fedadam, round 0, server: NotFinite: x is not finite"):
+        fk.train(net, FED, algo, rounds=3, cohort=3, engine=engine, progress=False, out=tmp_path)
+    tensors = load_file(tmp_path / "checkpoint.safetensors")
+    assert all(torch.isfinite(z).all() for z in tensors.values()), "there is something to go on from"
 
 
 @pytest.mark.parametrize("name", ["mime", "mimelite", "mime-lamb"])

@@ -65,10 +65,45 @@ def test_a_loss_that_is_no_mean_over_samples(loss: str, algorithm: str, batch_si
     close(*runs)
 
 
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (functools.partial(functional.cross_entropy, reduction="none"), "it must be one number, the mean over the batch"),
+        (lambda output: output.sum(), "it must take two arguments, output and target: too many"),
+        (lambda output, y: float(functional.cross_entropy(output, y)), "it returns a float; it must be a tensor"),
+        (lambda output, y: functional.cross_entropy(output.detach(), y), "it does not depend on the trained parameters"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_is_refused_before_any_work(loss: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"loss: {why}"):
+        train(mlp, loss=loss, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_loss_of_every_sample_is_refused(engine: str) -> None:
+def test_a_loss_that_is_one_number_for_two_samples_only(engine: str) -> None:
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        each = functional.cross_entropy(output, y, reduction="none")
+        return each.mean() if len(y) == 2 else each
+
     with pytest.raises(RuntimeError, match="it must be one number, the mean over the batch"):
-        train(mlp, loss=functools.partial(functional.cross_entropy, reduction="none"), engine=engine)
+        train(mlp, loss=loss, engine=engine)
+
+
+def test_a_loss_that_fails_on_two_samples_may_be_right_for_more() -> None:
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        if len(y) < 3:
+            raise ArithmeticError("no median")
+        return functional.cross_entropy(output, y)
+
+    def draws(output: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(output + 0 * torch.rand(1), y)
+
+    fed = clients()
+    assert torch.isfinite(train(mlp, fed=fed, loss=loss, batch_size=None).params).all()
+    state = torch.get_rng_state()
+    train(mlp, fed=fed, loss=draws)
+    assert torch.equal(state, torch.get_rng_state()), "the caller's random numbers are the caller's"
 
 
 def test_a_full_gradient_leaves_no_sample_alone() -> None:
@@ -417,9 +452,7 @@ def test_an_embedding_that_changes_itself_is_refused() -> None:
         train(model, fed, cohort=1)
 
 
-def test_a_loss_without_a_gradient_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="loss: it does not depend on the trained parameters"):
-        train(mlp, loss=lambda output, y: functional.cross_entropy(output.detach(), y))
+def test_inference_mode_is_refused() -> None:
     with torch.inference_mode(), pytest.raises(ValueError, match=r"inside torch\.inference_mode"):
         train(mlp)
 

@@ -5,6 +5,7 @@ Importing this module loads neither torch nor numpy; what trains does.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -307,6 +308,8 @@ def resume(path: str | Path, *, progress: bool | Callable[[dict[str, Any]], None
 
 def stored(path: str | Path) -> RunConfig:
     """The config of the run in a directory."""
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"resume: expected the directory of a run, not {type(path).__name__}")
     path = Path(path)
     if not (path / "config.toml").exists():
         raise ValueError(f"resume: {path} holds no run (there is no {path / 'config.toml'})")

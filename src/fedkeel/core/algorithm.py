@@ -36,9 +36,10 @@ class Plan:
     """The facts of a run that a method's theory may ask for."""
 
     N: int  # clients
-    S: int  # participants of a round
+    S: int  # participants of a round, the most where rounds differ
     K: float  # local steps of a client, the mean where they differ
     T: int  # rounds
+    fewest: int | None = None  # participants of a round, where rounds differ
 
 
 class Algorithm(ABC):
@@ -309,7 +310,7 @@ def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:
     if value is None and field.default is None:
         return
     if m.get("choices"):
-        good = value in m["choices"]
+        good = isinstance(value, str) and value in m["choices"]
     elif isinstance(field.default, bool):
         good = isinstance(value, bool)
     elif _is_text(field):

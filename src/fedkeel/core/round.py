@@ -43,6 +43,8 @@ class Round:
 
 def weighted_sum(weights: Tensor, z: Tensor) -> Tensor:
     """sum_i weights[i] z[i], added in the order of the rows whatever the engine, z [S, ...] -> [...]."""
+    if not len(z):  # a part of a warm-up in which nobody answered
+        return z.new_zeros(z.shape[1:])
     rows, factors = z.reshape(len(z), -1), weights.tolist()
     out: Tensor = rows[0] * factors[0]
     for total, part in zip(torch.split(out, BLOCK), torch.split(rows, BLOCK, 1), strict=True):

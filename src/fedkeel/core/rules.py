@@ -78,8 +78,10 @@ def pick(rng: np.random.Generator, S: int, wanted: float | None) -> np.ndarray:
     return chosen
 
 
-def check_part(name: str, wanted: float | None) -> None:
+def check_part(name: str, wanted: float | None, S: int) -> None:
     """Refuses what `pick` could only misunderstand."""
+    if isinstance(wanted, int) and wanted > S:
+        raise ValueError(f"{name}: tracking = {wanted} is not allowed; at most all clients of a round can track, {S}")
     if isinstance(wanted, float) and not 0 < wanted <= 1:
         raise ValueError(
             f"{name}: tracking = {wanted:g} is not allowed; a fraction is > 0 and <= 1, a count is written without a point"
@@ -88,7 +90,8 @@ def check_part(name: str, wanted: float | None) -> None:
 
 def need_everyone(name: str, p: Plan, allow_partial: bool) -> None:
     """Refuses a run in which some clients sit out, unless the user insists (rule R15)."""
-    if p.S < p.N and not allow_partial:
+    fewest = p.S if p.fewest is None else p.fewest
+    if fewest < p.N and not allow_partial:
         raise ValueError(
-            f"{name}: a cohort of {p.S} is not allowed; it must be all {p.N} clients, or set allow_partial=True"
+            f"{name}: a cohort of {fewest} is not allowed; it must be all {p.N} clients, or set allow_partial=True"
         )

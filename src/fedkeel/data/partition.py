@@ -20,6 +20,8 @@ def partition(
     kind: str, labels: np.ndarray, clients: int, seed: int, key: np.ndarray | None = None, **options: float | str
 ) -> list[np.ndarray]:
     """Sample numbers per client; every client gets at least one.  key: the natural owner of every sample, for `by_key`."""
+    if not isinstance(kind, str):
+        raise ValueError(f"split: expected a name, not {type(kind).__name__}")
     if kind not in PARTITIONS:
         raise ValueError(f"split: unknown name {kind!r}{nearest(kind, PARTITIONS)}")
     labels = np.asarray(labels)

@@ -54,6 +54,8 @@ def load(name: str, data_dir: str | Path | None = None, augment: str | None = No
     data_dir: where its files are looked for (default: the environment variable FEDKEEL_DATA).
     augment: "crop-flip" pads, crops and mirrors training images at random.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"data: expected a name, not {type(name).__name__}")
     if name == "digits":
         data = digits()
     elif name in CATALOGUE:

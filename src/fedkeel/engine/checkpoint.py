@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,11 @@ def server_from(tensors: dict[str, Tensor], template: Any, device: torch.device)
     return type(template)(*values)
 
 
-def check_same(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises if the run of a checkpoint was another one: with other settings, another method, model or data."""
+def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collection[str] = ()) -> None:
+    """Raises if the run of a checkpoint was another one: with other settings, another method, model or data.
+
+    theory: hyper-parameters that were not given, but follow from the size of the run.
+    """
     for part, ours in now.items():
         theirs = then.get(part)
         if theirs == ours:
@@ -107,5 +110,6 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if part in ("settings", "algorithm") and isinstance(theirs, dict):
             key = next((key for key in ours if theirs.get(key) != ours[key]), None)
             if key is not None:
-                raise ValueError(f"resume: {key} is {ours[key]!r} now, but {theirs.get(key)!r} in the checkpoint")
+                why = ", by the method's theory: rounds, clients, cohort or local steps are others" if key in theory else ""
+                raise ValueError(f"resume: {key} is {ours[key]!r} now, but {theirs.get(key)!r} in the checkpoint{why}")
         raise ValueError(f"resume: the {part} differ from those of the checkpoint")

@@ -26,7 +26,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.checkpoint import check_same, load_checkpoint, save_checkpoint, server_from
 from fedkeel.engine.evaluate import evaluate
-from fedkeel.engine.faults import RoundError, describe
+from fedkeel.engine.faults import RoundError, check_finite, describe
 from fedkeel.engine.measure import Seen, measure
 from fedkeel.engine.run import Clients, Run, RunDirectory
 from fedkeel.engine.runners import Engine
@@ -49,6 +49,11 @@ class Answers:
     told: dict[str, Any]  # what else the row of the round shall say
 
 
+def nobody(up: Any) -> Any:
+    """The uploads of no client, [0, ...], like this one."""
+    return type(up)(*(z.new_empty((0, *z.shape)) for z in up))
+
+
 class Trainer:
     """One run. `train` makes it, calls `fit` and returns its result."""
 
@@ -69,14 +74,15 @@ class Trainer:
         self.model, self.fed, self.settings, self.engine, self.config = model, fed, settings, engine, config
         self.metrics = metrics
         self.N, self.S = len(fed), settings.largest_cohort(len(fed))
-        steps = settings.steps_of(fed.sizes)
-        self.algo = algo.plan(Plan(N=self.N, S=self.S, K=float(steps.mean()), T=settings.rounds))
+        K, fewest = float(settings.steps_of(fed.sizes).mean()), settings.smallest_cohort(self.N)
+        self.given, self.algo = algo, algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest))
+        settings.check_decay(self.algo)
         self.work = Work(self.algo, fed, objective, settings.seed, settings.batch_size, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
         self.t = 0
         self.warm = not self.algo.warms_up()
-        self.warmup: dict[str, float] = {}  # what the warm-up cost a client; told in the first row
+        self.warmup: dict[str, Any] = {}  # what the warm-up cost a client, and who failed in it; told in the first row
         check_records(self.algo)
         self.server, initial = self.algo.init(model.vector())
         if algo.facts.private and initial is not None:
@@ -150,16 +156,19 @@ class Trainer:
         """Clients do the work of `jobs`, the server its step with what came back; the clients' records are kept."""
         step = STEPS[jobs.stage]
         uploads = runner.run(jobs)
+        faults = {str(jobs.ids[position]): why for position, why in sorted(uploads.faults.items())}
+        if jobs.stage != "warmup":  # whose parts count together
+            self._enough(jobs, uploads, faults)
         kept = [position for position in range(len(jobs.ids)) if position not in uploads.faults]
-        self._enough(jobs, uploads, kept)
         r = self._facts(jobs, kept, last)
-        up, buffers, losses = uploads.up, uploads.buffers, uploads.losses
+        up, buffers, losses = uploads.up or nobody(self.work.uploads()[jobs.stage]), uploads.buffers, uploads.losses
         if uploads.faults:
             up, buffers, losses = type(up)(*(z[kept] for z in up)), buffers[kept], losses[kept]
         try:
             new = getattr(self.algo.at(jobs.t, self.settings.lr_decay), step)(self.server, up, r)
             if form(new) != form(self.server):
                 raise ValueError(f"the server record has another form than before: {form(new)}, not {form(self.server)}")
+            check_finite(new)
             self.server = new
         except Exception as error:
             raise RoundError(self.algo.name, jobs.t, None, step, describe(error)) from error
@@ -170,21 +179,25 @@ class Trainer:
                 self.store.discard(slot)
             else:
                 self.store.commit(jobs.ids[position], slot)
-        faults = {str(jobs.ids[position]): why for position, why in sorted(uploads.faults.items())}
         loss = math.fsum((r.p * losses).tolist())  # exact: a dot product may depend on where the numbers lie
         return Answers(r, self._cost_up(up, r), loss, faults, up, uploads.told)
 
-    def _enough(self, jobs: Jobs, uploads: Uploads, kept: list[int]) -> None:
+    def _enough(self, jobs: Jobs, uploads: Uploads, faults: dict[str, str]) -> None:
         """Too few good answers stop the run, with a checkpoint from which it can go on."""
-        least = min(self.settings.min_clients, len(jobs.ids))
-        if len(kept) < least:
+        if error := self._too_few(jobs.stage, jobs.t, len(jobs.ids), faults):
             for slot in uploads.slots.values():
                 self.store.discard(slot)
             if jobs.stage != "client" or not self.algo.surveys(jobs.t):  # or the round's `prepare` would be done twice
                 self._checkpoint(due=True)
-            position, why = min(uploads.faults.items())
-            told = f"{len(kept)} of {len(jobs.ids)} clients answered, min_clients is {least}; {why}"
-            raise RoundError(self.algo.name, jobs.t, jobs.ids[position], jobs.stage, told) from uploads.cause
+            raise error from uploads.cause
+
+    def _too_few(self, stage: str, t: int, asked: int, faults: dict[str, str]) -> RoundError | None:
+        least, answered = min(self.settings.min_clients, asked), asked - len(faults)
+        if answered >= least:
+            return None
+        client, why = next(iter(faults.items()))
+        told = f"{answered} of {asked} clients answered, min_clients is {least}; {why}"
+        return RoundError(self.algo.name, t, int(client), stage, told)
 
     def _jobs(self, stage: str, t: int, ids: list[int]) -> Jobs:
         drawn = self.algo.draw(seeding.generator(self.settings.seed, seeding.ROLES, t), ids)
@@ -205,27 +218,32 @@ class Trainer:
             N=self.N,
             ids=torch.from_numpy(ids),
             K=torch.tensor(jobs.K, dtype=torch.float64)[kept],
-            p=torch.full((len(ids),), 1 / len(ids), dtype=torch.float64) if uniform else samples / samples.sum(),
+            p=torch.ones_like(samples) / len(ids) if uniform else samples / samples.sum(),
             weight=torch.full_like(samples, 1 / self.N) if uniform else samples / float(self.fed.offsets[-1]),
             drawn=SimpleNamespace(**{name: torch.from_numpy(z).double()[kept] for name, z in jobs.drawn.items()}),
             last=last,
         )
 
     def _warm_up(self, runner: Any) -> None:
-        """All clients once, a cohort's worth at a time; a client that fails keeps its initial record."""
+        """All clients once, a cohort's worth at a time; one that fails keeps its initial record, and is told in round 0."""
+        faults: dict[str, str] = {}
         for start in range(0, self.N, self.S):
             stop = min(start + self.S, self.N)
             jobs = self._jobs("warmup", -1, list(range(start, stop)))
             answers = self._exchange(runner, jobs, last=stop == self.N)
-        self.warmup = {"warmup_up": answers.up, "warmup_down": floats(jobs.down)}
+            faults |= answers.faults
+        if error := self._too_few("warmup", -1, self.N, faults):
+            raise error
+        self.warmup = {"warmup_up": answers.up, "warmup_down": floats(jobs.down), "warmup_faults": faults}
         self.warm = True
         self._checkpoint(due=True)
 
     def _cost_up(self, up: Any, r: Round) -> float:
         """Mean floats that a participant sent; tracked fields count for those who track."""
         tracked = [name for name in self.algo.facts.tracked if name in up._fields]
-        always = floats(type(up)(*(z[0] for z in up)), without=tracked)
-        extra = sum(getattr(up, name)[0].numel() for name in tracked)
+        size = {name: math.prod(z.shape[1:]) for name, z in up._asdict().items()}
+        extra = sum(size.pop(name) for name in tracked)
+        always = sum(size.values())
         return always + extra * float(r.drawn.tracks.mean()) if tracked else float(always)
 
     def _evaluates(self, t: int) -> bool:
@@ -289,7 +307,8 @@ class Trainer:
         self.t, tensors, facts = load_checkpoint(path)
         self.history = facts["history"]
         then = facts["identity"]
-        check_same(then | {"algorithm": defaults(type(self.algo)) | then["algorithm"]}, self._identity())
+        theory = [name for name, value in dataclasses.asdict(self.given).items() if value is None]  # type: ignore[call-overload]
+        check_same(then | {"algorithm": defaults(type(self.algo)) | then["algorithm"]}, self._identity(), theory)
         if self.t > self.settings.rounds:
             raise ValueError(f"resume: the checkpoint is at round {self.t}, beyond rounds = {self.settings.rounds}")
         self.server = server_from(tensors, self.server, self.model.device)

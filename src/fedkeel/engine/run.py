@@ -77,7 +77,7 @@ class Run:
             "up": sum(row["up"] + row.get("warmup_up", 0) for row in self.history),
             "down": sum(row["down"] + row.get("warmup_down", 0) for row in self.history),
             "seconds": sum(row["seconds"] for row in self.history),
-            "dropped": sum(row["dropped"] for row in self.history),
+            "dropped": sum(row["dropped"] + len(row.get("warmup_faults", ())) for row in self.history),
             "engine": self.engine,
             "engine_reason": self.why,
             "memory_mb": peak_memory(),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from fedkeel.core.algorithm import is_number, nearest, plain
+from fedkeel.core.algorithm import Algorithm, is_number, nearest, plain
 from fedkeel.engine import seeding
 
 STORES = ("auto", "disk")
@@ -44,18 +44,19 @@ class Settings:
         _whole("seed", self.seed, 0, bits=64)
         _whole("evaluate_every", self.evaluate_every, 0)
         _whole("min_clients", self.min_clients, 1)
-        _whole("local_epochs", self.local_epochs, 1)
+        if self.local_steps is None or self.local_epochs is not None:
+            _whole("local_epochs", self.local_epochs, 1)
         if self.local_steps is not None:
-            _whole("local_steps", self.local_steps, 1)
+            _whole("local_steps", self.local_steps, 1, otherwise=", or None for local_epochs")
         if self.batch_size is not None:
-            _whole("batch_size", self.batch_size, 1)
+            _whole("batch_size", self.batch_size, 1, otherwise=", or None for all local data")
         if not is_number(self.weight_decay) or self.weight_decay < 0:
             raise refuse("weight_decay", self.weight_decay, ">= 0")
         if not is_number(self.lr_decay) or not 0 < self.lr_decay <= 1:
             raise refuse("lr_decay", self.lr_decay, "> 0 and <= 1")
         if self.clip is not None and (not is_number(self.clip) or self.clip <= 0):
             raise refuse("clip", self.clip, "> 0, or None")
-        if self.weights not in ("uniform", "samples"):
+        if not isinstance(self.weights, str) or self.weights not in ("uniform", "samples"):
             raise refuse("weights", self.weights, "'uniform' or 'samples'")
 
     def check_clients(self, N: int) -> None:
@@ -78,8 +79,20 @@ class Settings:
 
     def largest_cohort(self, N: int) -> int:
         if isinstance(self.cohort, Sequence):
-            return max(len(ids) for ids in self.cohort)
+            return max(len(ids) for ids in self.cohort[: self.rounds])
         return self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * N))
+
+    def smallest_cohort(self, N: int) -> int:
+        if isinstance(self.cohort, Sequence):
+            return min(len(ids) for ids in self.cohort[: self.rounds])
+        return self.largest_cohort(N)
+
+    def check_decay(self, algo: Algorithm) -> None:
+        """Is there a step left in the last round?"""
+        try:
+            algo.at(self.rounds - 1, self.lr_decay)
+        except ValueError as error:
+            raise refuse("lr_decay", self.lr_decay, f"closer to 1 for {self.rounds} rounds: {error}") from error
 
     def participants(self, t: int, N: int) -> list[int]:
         if isinstance(self.cohort, Sequence):
@@ -147,8 +160,8 @@ def check_out(out: object, resume: bool) -> None:
         raise ValueError("resume = True is not allowed without out; it must be the directory of the run to go on with")
 
 
-def _whole(name: str, value: object, least: int, bits: int = 63) -> None:
+def _whole(name: str, value: object, least: int, bits: int = 63, otherwise: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise refuse(name, value, f"a whole number >= {least}")
+        raise refuse(name, value, f"a whole number >= {least}{otherwise}")
     if value >= 2**bits:  # more than numpy can count, and torch can take for a seed
         raise refuse(name, value, f"a whole number < 2**{bits}")

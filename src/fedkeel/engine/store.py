@@ -113,13 +113,18 @@ class Store:
         self.free.append(slot)
 
     def index(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the store: clients and their slots."""
+        """What a checkpoint keeps of the store: clients and their slots, and what a new client begins with."""
         live = torch.tensor(list(self.live.items()), dtype=torch.int64).reshape(-1, 2)
         index = {"store.clients": live[:, 0].contiguous(), "store.slots": live[:, 1].contiguous()}
         if self.path is not None:
             guarded(self.path, self.memory.flush)
             index["store.name"] = torch.frombuffer(bytearray(self.memory[:NAME_BYTES]), dtype=torch.uint8)
-        return index
+        return index | {f"store.initial.{name}": z.cpu() for name, z in self._first().items()}
+
+    def _first(self) -> dict[str, Tensor]:
+        """The fields of the record of a client never seen before. A model that comes with other weights when a run goes on
+        must not change it."""
+        return {} if self.initial is None else self.initial._asdict()
 
     def pin(self) -> None:
         """The checkpoint with the present index is on disk: only its slots are needed from now on."""
@@ -128,6 +133,8 @@ class Store:
         self.waiting = []
 
     def restore(self, index: dict[str, Tensor]) -> None:
+        if first := {name: index.get(f"store.initial.{name}", z).to(z.device) for name, z in self._first().items()}:
+            self.initial = type(self.initial)(**first)
         self.live = dict(zip(index["store.clients"].tolist(), index["store.slots"].tolist(), strict=True))
         self.pinned = set(self.live.values())
         self.fresh = max(self.pinned, default=-1) + 1

@@ -42,7 +42,10 @@ def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None, pri
     elif callable(model):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = model()
+            try:
+                made = model()
+            except Exception as error:
+                raise ValueError(f"model: the function that makes it fails: {describe(error)}") from error
         if not isinstance(made, nn.Module):
             raise ValueError(f"model: the function returned a {type(made).__name__}, not a torch.nn.Module")
         module = copy_of(made)  # the function may keep it
@@ -156,9 +159,9 @@ def train(
     flat = make_flat(model, settings.seed, device, dtype, private=algo.facts.private)
     check_inside(flat.module, algo.facts.needs, algo.name)
     if remote is None:
-        check_fit(flat, fed, (fed.x, fed.y), own_loss=loss is not None)
+        check_fit(flat, fed, (fed.x, fed.y), loss)
     if fed.test is not None:
-        check_fit(flat, fed, fed.test, own_loss=loss is not None, where="test: ")
+        check_fit(flat, fed, fed.test, loss, where="test: ")
     check_metrics(metrics, algo)
     if config is None:
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
