@@ -12,6 +12,7 @@ import tomli_w
 
 from fedkeel import config
 from fedkeel.config import RunConfig
+from fedkeel.engine.checkpoint import check_same
 from fedkeel.engine.measure import METRICS
 from fedkeel.study.columns import better_is_less, is_column
 from fedkeel.study.compare import carry_out
@@ -41,7 +42,6 @@ def read(**changes):
         ({"sweep": {"lr": [0.1234567, 0.1234568]}}, "sweep: lr has 0.1234567 and 0.1234568, which are too much alike"),
         ({"sweep": {"lr": [0.1, 0.2, 0.1]}}, "sweep: lr has 0.1 twice"),
         ({"sweep": {"lr": {"from": 0.1, "to": 0.1}}}, "sweep: lr has 0.1 twice"),
-        ({"sweep": {"cohort": [1, 1.0]}}, "sweep: cohort has 1 and 1.0"),  # one client, or all
         ({"cases": [{"name": "*"}, {"name": "?"}]}, "'* | fedavg' and '? | fedavg' would share the directory _/fedavg"),
         ({"methods": {"fedavg": {"lr": [0.1, 0.2, 0.1]}}}, "methods: fedavg: the grid of lr has 0.1 twice"),
         ({"methods": {"fedavg": {"lr": [0.1234567, 0.1234568]}}}, "the grid of lr has 0.1234567 and 0.1234568"),
@@ -264,6 +264,40 @@ def test_less_is_better_of_losses_and_costs_and_more_of_accuracies():
     ]
     assert all(map(better_is_less, less))
     assert not any(map(better_is_less, ("final_accuracy", "final_train_accuracy", "final_cosine", "at_target_accuracy")))
+
+
+@pytest.mark.parametrize(("method", "key"), [("fedavg", "cohort"), ("fadamgt", "tracking")])
+def test_one_client_is_not_all_of_them(tmp_path, method, key):
+    """1 is a count and 1.0 a share: runs of one are never taken for, or mixed with, runs of the other."""
+    task = TASK | {"rounds": 2, "cohort": 3, "engine": "sequential"}
+    study = Study.read(task | {"methods": {method: {}}, "sweep": {key: [1, 1.0]}, "seeds": 1})
+    assert [branch.slug for branch in study.branches] == [f"{method}-{key}=1", f"{method}-{key}=1.0"]
+    for value, other in ((1, 1.0), (1.0, 1)):
+        out = tmp_path / repr(value)
+        carry_out(Study.read(task | {"methods": {method: {key: value}}, "seeds": 1}), out, jobs=1, progress=False)
+        again = Study.read(task | {"methods": {method: {key: other}}, "seeds": 1})
+        with pytest.raises(ValueError, match=f"holds a run with {key} = {value}, this one has {other}"):
+            carry_out(again, out, jobs=1, progress=False)
+    kept = {"settings": {"cohort": 1, "lr": 1}, "algorithm": {"lr": 1.0, "tracking": 1.0}}
+    check_same(kept, {"settings": {"cohort": 1, "lr": 1.0}, "algorithm": {"lr": 1, "tracking": 1.0}})
+    with pytest.raises(ValueError, match=r"resume: cohort is 1\.0 now, but 1 in the checkpoint"):
+        check_same(kept, kept | {"settings": {"cohort": 1.0, "lr": 1}})
+    with pytest.raises(ValueError, match=r"resume: tracking is 1 now, but 1\.0 in the checkpoint"):
+        check_same(kept, kept | {"algorithm": {"lr": 1.0, "tracking": 1}})
+
+
+def test_a_choice_must_fit_all_cases():
+    cases = [{"name": "a"}, {"name": "b", "methods": {"fedavg": {"server_lr": 0.5}}}]
+    grids = {"methods": {"fedavg": {"lr": [0.1, 0.2], "server_lr": [0.5, 2.0]}}, "cases": cases}
+    for case in ("a", "b"):
+        with pytest.raises(ValueError, match=f"case = '{case}' is not allowed: server_lr of fedavg is searched in some"):
+            read(**grids, search={"case": case})
+    assert len(read(**grids).branches) == 2
+
+
+def test_the_ends_of_a_range_are_what_was_said():
+    assert read(sweep={"batch_size": {"from": 16, "to": 1024, "per_decade": 1}}).axes["batch_size"] == [16, 128, 1024]
+    assert read(sweep={"lr": {"from": 0.12345, "to": 1.0, "per_decade": 1}}).axes["lr"] == [0.12345, 1.0]
 
 
 def test_every_column_of_a_run_is_known(tmp_path):

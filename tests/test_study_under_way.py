@@ -286,6 +286,35 @@ def test_runs_on_other_data_are_not_put_beside_complete_ones(fedkeel, tmp_path):
     assert fedkeel(*words, "--seeds", "1")[0] == 0  # nothing to be run
 
 
+def test_fresh_leaves_nothing_of_before(tmp_path):
+    """Who goes on after Ctrl-C, without --fresh, must not find runs from before it."""
+    study = Study.read(TASK | {"rounds": 2, "methods": {"fedavg": {"lr": [0.1, 0.2]}, "scaffold": {}}, "seeds": 2})
+    carry_out(study, tmp_path, jobs=1, progress=False)
+    assert len(list(tmp_path.rglob("summary.json"))) == 6
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, tmp_path, fresh=True, jobs=1, progress=False, begin=stop)
+    assert not list(tmp_path.rglob("summary.json"))
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"), [("", "has 0 rounds, not 4"), ("{", "cannot be read"), (None, "has 3 rounds, not 4")]
+)
+def test_a_damaged_history_is_the_fault_of_that_run_alone(tmp_path, damage, why):
+    study = Study.read(TASK | {"rounds": 4, "methods": {"fedavg": {}}, "seeds": 2})
+    carry_out(study, tmp_path, jobs=1, progress=False)
+    path = tmp_path / "fedavg-seed1" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(True)[:3]) if damage is None else damage)
+    row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
+    assert list(row["errors"]) == ["1"]
+    assert why in row["errors"]["1"]
+    assert row["seeds"] == 1
+
+
 def test_an_origin_that_cannot_be_read_is_named(tmp_path):
     carry_out(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)
     (tmp_path / "origin.json").write_text("{")

@@ -50,12 +50,17 @@ def why_failed(path: Path) -> str | None:
         return None
 
 
-def history(path: Path) -> list[dict[str, Any]]:
-    """One row per round of a complete run."""
+def history(path: Path, rounds: int | None = None) -> list[dict[str, Any]]:
+    """One row per round of a run; rounds: as many as it must have."""
     try:
-        return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ValueError) as error:
         raise ValueError(f"out: {path / 'metrics.jsonl'} cannot be read: {error}") from None
+    if rounds is not None and len(rows) != rounds:
+        raise ValueError(
+            f"out: {path / 'metrics.jsonl'} has {len(rows)} rounds, not {rounds}; delete {path} to run it again"
+        )
+    return rows
 
 
 def next_round(path: Path) -> int | None:
@@ -81,6 +86,7 @@ def difference(path: Path, config: RunConfig) -> str | None:
 def differing(path: Path, config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Settings and hyper-parameters in which the run in a directory differs from a resolved config -> (its own, ours)."""
     from fedkeel.core.algorithm import defaults, lookup
+    from fedkeel.engine.checkpoint import alike
 
     theirs: Mapping[str, Any] = read_toml(path / "config.toml") if (path / "config.toml").exists() else {}
     if "note" in theirs:
@@ -92,8 +98,8 @@ def differing(path: Path, config: RunConfig) -> dict[str, tuple[Any, Any]]:
         if key == "hyperparameters" and isinstance(then, dict) and config.algorithm == theirs.get("algorithm"):
             then = {z: defaults(lookup(config.algorithm)).get(z) for z in now} | then
         if isinstance(then, dict) and isinstance(now, dict):
-            found |= {z: (then.get(z), now.get(z)) for z in {**now, **then} if then.get(z) != now.get(z)}
-        elif then != now:
+            found |= {z: (then.get(z), now.get(z)) for z in {**now, **then} if not alike(z, then.get(z), now.get(z))}
+        elif not alike(key, then, now):
             found[key] = then, now
     return found
 

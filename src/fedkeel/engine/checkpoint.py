@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 FORMAT = "fedkeel-checkpoint-1"
+COUNT_OR_SHARE = ("cohort", "tracking")  # where 1 is one client, and 1.0 all of them
 NAME = "checkpoint.safetensors"
 
 
@@ -105,11 +106,15 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collecti
     """
     for part, ours in now.items():
         theirs = then.get(part)
-        if theirs == ours:
-            continue
         if part in ("settings", "algorithm") and isinstance(theirs, dict):
-            key = next((key for key in ours if theirs.get(key) != ours[key]), None)
+            key = next((key for key in ours if not alike(key, theirs.get(key), ours[key])), None)
             if key is not None:
                 why = ", by the method's theory: rounds, clients, cohort or local steps are others" if key in theory else ""
                 raise ValueError(f"resume: {key} is {ours[key]!r} now, but {theirs.get(key)!r} in the checkpoint{why}")
-        raise ValueError(f"resume: the {part} differ from those of the checkpoint")
+        if theirs != ours:
+            raise ValueError(f"resume: the {part} differ from those of the checkpoint")
+
+
+def alike(key: str, then: Any, now: Any) -> bool:
+    """Do two values of a setting or hyper-parameter mean the same?"""
+    return bool(then == now) and (key not in COUNT_OR_SHARE or isinstance(then, float) == isinstance(now, float))

@@ -29,7 +29,7 @@ def check_file(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
             )
         if name in NO_AXES:
             raise ValueError(f"sweep: {name} is not allowed; {NO_AXES[name]}")
-        check_values(f"sweep: {name}", values)
+        check_values(f"sweep: {name}", name, values)
     names = [case["name"] for case in file.cases]
     if not all(names) or len(set(names)) < len(names):
         raise ValueError("cases: every case must have a name of its own")
@@ -105,13 +105,13 @@ def check_branch(branch: Branch, file: StudyFile) -> None:
         )
 
 
-def check_values(where: str, values: Sequence[Any]) -> None:
+def check_values(where: str, key: str, values: Sequence[Any]) -> None:
     """Every value of an axis or grid must have a directory of its own."""
     if not values:
         raise ValueError(f"{where} has no values")
     known: dict[str, Any] = {}
     for value in values:
-        if (name := safe(plain(value))) in known:
+        if (name := safe(plain(value, key))) in known:
             other = known[name]
             told = f"{value!r} twice" if repr(other) == repr(value) else f"{other!r} and {value!r}, which are too much alike"
             raise ValueError(f"{where} has {told}; values must differ, numbers in their first six digits")
@@ -132,6 +132,15 @@ def check_directories(branches: Sequence[Branch]) -> None:
 def check_search(search: Search, branches: Sequence[Branch], target_on: str) -> None:
     """What a choice is by must be measured, and not on a seed of the runs that count."""
     check_column("search: metric", search.metric)
+    first = {(branch.method, *branch.axes.values()): branch.grid for branch in branches if branch.case == search.case}
+    for branch in [branch for branch in branches if search.case is not None]:
+        there = first.get((branch.method, *branch.axes.values()), branch.grid)
+        if branch.grid and there.keys() != branch.grid.keys():
+            differs = ", ".join(sorted(there.keys() ^ branch.grid.keys()))
+            raise ValueError(
+                f"search: case = {search.case!r} is not allowed: {differs} of {branch.method} is searched in some cases and "
+                "set in others, so its choice could not be used in all"
+            )
     for branch in [branch for branch in branches if branch.grid]:
         if lacks := needs(search.metric, branch, target_on):
             raise ValueError(f"search: metric = {search.metric!r} needs {lacks}, for {branch.name}")

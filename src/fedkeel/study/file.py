@@ -41,7 +41,7 @@ class Range(Part):
         if count > MOST:
             raise ValueError(f"sweep: {self.start:g} to {self.to:g} has {count + 1} values; at most {MOST} are allowed")
         between = (math.log10(self.start) * (1 - i / count) + math.log10(self.to) * i / count for i in range(1, count))
-        found = [float(f"{z:.3g}") for z in (self.start, *(10.0**z for z in between), self.to)]
+        found = [self.start, *(float(f"{10.0**z:.3g}") for z in between), self.to]
         whole = counts and self.start.is_integer() and self.to.is_integer()
         return list(dict.fromkeys(map(round, found))) if whole else found
 

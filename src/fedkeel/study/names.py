@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from fedkeel.config import RunConfig
 from fedkeel.core.algorithm import lookup
+from fedkeel.engine.checkpoint import COUNT_OR_SHARE
 from fedkeel.fields import SETTINGS
 from fedkeel.study.file import StudyFile
 
@@ -34,7 +35,10 @@ def takes_counts(axis: str, file: StudyFile) -> bool:
     return False
 
 
-def plain(value: Any) -> str:
+def plain(value: Any, key: str = "") -> str:
+    """A value as it is shown, and as directories are called. key: whose value it is, where that matters."""
+    if isinstance(value, float) and key in COUNT_OR_SHARE:
+        return f"{value:.6g}" if value < 1 else str(value)  # 1.0 is all clients, 1 is one
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

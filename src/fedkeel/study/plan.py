@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +137,16 @@ def size(study: Study) -> tuple[int, int]:
     return total, rounds
 
 
+def clear(study: Study, store: Path) -> None:
+    """Removes all runs and trials of a study at once, so that who goes on after Ctrl-C finds none of them."""
+    paths = [path_of(store, branch, seed) for branch in study.branches for seed in branch.seeds]
+    for first in [group[0] for group in study.groups() if group[0].grid]:
+        points = (dict(zip(first.grid, point, strict=True)) for point in itertools.product(*first.grid.values()))
+        paths += [path_of(store, first, study.search.seed, point) for point in points]
+    for path in filter(directory.holds_run, paths):
+        directory.clear(path)
+
+
 def is_complete(job: Job, grid: Collection[str] = ()) -> bool:
     """Is the run there already? An error if the directory holds another one; if that has only other values of a grid, from
     which the search then chose otherwise, it gives way."""
@@ -154,5 +165,8 @@ def outcome_of(job: Job, branch: Branch, seed: int, error: str | None) -> Outcom
     """What became of a run, from its directory. error: what is known to be wrong with it."""
     if error is None and (found := directory.summary(job.out, job.config.rounds)):
         told = {"memory_mb": found.get("memory_mb"), "made_with": found.get("made_with", {})}
-        return Outcome(branch.method, seed, directory.history(job.out), **told)
+        try:
+            return Outcome(branch.method, seed, directory.history(job.out, job.config.rounds), **told)
+        except ValueError as damaged:
+            error = str(damaged)
     return Outcome(branch.method, seed, [], error or directory.why_failed(job.out) or NOT_RUN)

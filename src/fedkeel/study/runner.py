@@ -18,7 +18,7 @@ from fedkeel.engine.run import claim
 from fedkeel.study import pool
 from fedkeel.study.bar import StudyBar
 from fedkeel.study.loaded import Data
-from fedkeel.study.plan import Asked, Found, Job, is_complete, outcome_of, size, steps_of
+from fedkeel.study.plan import Asked, Found, Job, clear, is_complete, outcome_of, size, steps_of
 from fedkeel.study.study import Study
 
 
@@ -48,6 +48,8 @@ def run_study(
             guarded(store, lambda: store.mkdir(parents=True, exist_ok=True))
             # Each of two would find the other's runs locked, and list them as failed.
             claim(store / "study.lock", runner, "another process is running a study")
+            if fresh:
+                clear(study, store)
             begin()
 
         try:
@@ -126,8 +128,6 @@ class Scheduler:
                 if is_complete(job, () if asked.search else branch.grid):
                     complete.append(job)
                     continue
-                if job.replaces:
-                    self.bar.say(f"{job.name}: replaces a run with {job.replaces}")
             except ValueError as error:
                 if not self.begun:
                     raise
@@ -145,6 +145,8 @@ class Scheduler:
     def _start(self, job: Job) -> None:
         if is_complete(job):  # another study that shares the runs has ended since
             return self._end(job, None)
+        if job.replaces:
+            self.bar.say(f"{job.name}: replaces a run with {job.replaces}")
         self.bar.begin(job)
         try:
             fed = None if self.remote else self.data.of(job.config)

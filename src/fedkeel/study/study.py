@@ -50,13 +50,13 @@ class Branch:
     @property
     def name(self) -> str:
         """Unique in the study, for people."""
-        at = ", ".join(f"{key} = {plain(value)}" for key, value in self.axes.items())
+        at = ", ".join(f"{key} = {plain(value, key)}" for key, value in self.axes.items())
         return " | ".join(part for part in (self.case, self.method, at) if part)
 
     @property
     def slug(self) -> str:
         """Unique in the study, for directories."""
-        at = "".join(f"-{key}={plain(value)}" for key, value in sorted(self.axes.items()))
+        at = "".join(f"-{key}={plain(value, key)}" for key, value in sorted(self.axes.items()))
         return (f"{safe(self.case)}/" if self.case else "") + safe(self.method + at)
 
     def at(self, values: Mapping[str, Any], seed: int, resplit: bool, **more: Any) -> RunConfig:
@@ -187,7 +187,7 @@ def is_grid(key: str, value: Any) -> bool:
 def _try_out(branch: Branch, file: StudyFile, tried: set[str]) -> None:
     """Every value of the grid must be allowed by itself; what was tried in one case is not tried in the others."""
     for key, values in branch.grid.items():
-        check_values(f"methods: {branch.method}: the grid of {key}", values)
+        check_values(f"methods: {branch.method}: the grid of {key}", key, values)
     first = {key: values[0] for key, values in branch.grid.items()}
     branch.at(first, branch.seeds[0], file.resplit)
     for key, values in branch.grid.items():
@@ -227,5 +227,5 @@ def path_of(store: Path, branch: Branch, seed: int, trial: Mapping[str, Any] | N
     """Where a run lies; trial: the values of the grid if it is part of a search."""
     if trial is None:
         return store / f"{branch.slug}-seed{seed}"
-    values = ",".join(f"{key}={plain(value)}" for key, value in trial.items())
+    values = ",".join(f"{key}={plain(value, key)}" for key, value in trial.items())
     return store / "search" / f"{branch.slug}-{safe(values)}-seed{seed}"
