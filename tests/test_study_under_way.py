@@ -310,8 +310,8 @@ def test_a_damaged_history_is_the_fault_of_that_run_alone(tmp_path, damage, why)
     path = tmp_path / "fedavg-seed1" / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(True)[:3]) if damage is None else damage)
     row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
-    assert list(row["errors"]) == ["1"]
-    assert why in row["errors"]["1"]
+    assert list(row["errors"]) == [1]
+    assert why in row["errors"][1]
     assert row["seeds"] == 1
 
 
