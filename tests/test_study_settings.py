@@ -42,6 +42,8 @@ def read(**changes):
         ({"sweep": {"lr": [0.1234567, 0.1234568]}}, "sweep: lr has 0.1234567 and 0.1234568, which are too much alike"),
         ({"sweep": {"lr": [0.1, 0.2, 0.1]}}, "sweep: lr has 0.1 twice"),
         ({"sweep": {"lr": {"from": 0.1, "to": 0.1}}}, "sweep: lr has 0.1 twice"),
+        ({"methods": {"x" * 300: {"algorithm": "fedavg"}}}, "is too long for the name of a directory"),
+        ({"methods": {"fedavg": {"cost": math.inf}}}, "cost = inf is not allowed; it must be a number >= 0"),
         ({"cases": [{"name": "*"}, {"name": "?"}]}, "'* | fedavg' and '? | fedavg' would share the directory _/fedavg"),
         ({"methods": {"fedavg": {"lr": [0.1, 0.2, 0.1]}}}, "methods: fedavg: the grid of lr has 0.1 twice"),
         ({"methods": {"fedavg": {"lr": [0.1234567, 0.1234568]}}}, "the grid of lr has 0.1234567 and 0.1234568"),

@@ -130,3 +130,10 @@ def test_runs_of_two_studies_have_names_of_their_own(tmp_path):
         plans = [steps_of(study, group, tmp_path / out, False, {}) for group in study.groups()]
         names += [job.label for plan in plans for job in next(plan).jobs]
     assert names == ["one-a-fedavg-seed0", "two-a-fedavg-seed0"]
+
+
+def test_a_file_is_no_place_for_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "afile").write_text("")
+    with pytest.raises(ValueError, match=r"tensorboard = '.*afile' is not allowed; it must be a directory"):
+        trackers.check({"tensorboard": str(tmp_path / "afile")})

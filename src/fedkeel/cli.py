@@ -248,7 +248,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         given = [word for word in words if word != "--debug"]
         code = app(given, standalone_mode=False, prog_name="fedkeel", obj=shlex.join(["fedkeel", *words]))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before a command had anything to go on with
+        typer.echo("interrupted", err=True)
         code = 130
     except Exception as error:
         if "--debug" in words:

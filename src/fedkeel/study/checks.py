@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.core.algorithm import nearest
+from fedkeel.core.algorithm import is_number, nearest
 from fedkeel.fields import SETTINGS
 from fedkeel.study.columns import check_column, needs
 from fedkeel.study.file import Search, StudyFile
@@ -14,6 +14,7 @@ from fedkeel.study.names import names_of, plain, safe
 if TYPE_CHECKING:
     from fedkeel.study.study import Branch
 
+LONGEST = 200  # letters of a directory's name; file systems take 255 bytes, and seeds and trials are added
 IN_TABLES = "methods have tables, [methods.NAME]"
 # Settings that the study itself gives to its runs -> what to do instead of sweeping over them.
 NO_AXES = {"seed": "give the runs their seeds by `seeds`", "algorithm": IN_TABLES, "hyperparameters": IN_TABLES}
@@ -81,7 +82,7 @@ def _check_cost(label: str, cost: Any, fields: Sequence[str]) -> None:
     parts = [cost]
     if isinstance(cost, dict) and set(cost) == {"fixed", "tracking"} and "tracking" in fields:
         parts = list(cost.values())
-    if cost is not None and not all(isinstance(z, int | float) and not isinstance(z, bool) and z >= 0 for z in parts):
+    if cost is not None and not all(is_number(z) and z >= 0 for z in parts):
         raise ValueError(
             f"methods: {label}: cost = {cost!r} is not allowed; it must be a number >= 0, or for methods with `tracking` "
             "{ fixed = 3, tracking = 1 }, which is 3 + Y/S"
@@ -122,6 +123,8 @@ def check_directories(branches: Sequence[Branch]) -> None:
     """Names may have any signs, directories may not: two branches must not end up in the same one."""
     known: dict[str, Branch] = {}
     for branch in branches:
+        if len(branch.slug.rpartition("/")[2]) > LONGEST:
+            raise ValueError(f"study: '{branch.name[:40]}...' is too long for the name of a directory, at most {LONGEST}")
         if (other := known.setdefault(branch.slug, branch)) is not branch:
             raise ValueError(
                 f"study: '{other.name}' and '{branch.name}' would share the directory {branch.slug}; "

@@ -24,6 +24,8 @@ def check(names: Mapping[str, str]) -> None:
             importlib.import_module(name)
         except ImportError:
             raise ValueError(f"{name}: its package is not installed; pip install {name}") from None
+    if (place := names.get("tensorboard")) and Path(place).exists() and not Path(place).is_dir():
+        raise ValueError(f"tensorboard = {place!r} is not allowed; it must be a directory")
     if "mlflow" in names:  # a new database is made once, by a process that ends: runs beside each other would all make it
         with ProcessPoolExecutor(1) as aside:
             if why := aside.submit(_open_mlflow, names["mlflow"]).result():
