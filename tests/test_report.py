@@ -237,7 +237,7 @@ def test_a_study_under_way_and_a_single_run(tmp_path):
     assert "made from Python" not in text
     assert f"again: fedkeel compare {tmp_path}/study.toml" in text
     single = report(tmp_path / "fedavg-seed0").read_text()
-    assert "fedavg" in single
+    assert f"<pre>fedkeel run {tmp_path}/fedavg-seed0/config.toml</pre>" in single
     assert (tmp_path / "fedavg-seed0" / "report" / "accuracy-rounds.svg").exists()
     with pytest.raises(ValueError, match="holds neither a study"):
         report(tmp_path / "nothing")
@@ -328,11 +328,28 @@ def test_a_recipe_says_what_options_have_changed():
     assert tell_changes(file, {"seeds": None, "data_dir": "here"}) == file
     other = tell_changes(file, {"rounds": 10, "target": 0.5})
     assert other["about"].endswith("rounds = 10, target = 0.5. As the paper.")
-    assert [one.get("comparable", True) for one in other["paper"]] == [True, False]
+    assert [one.get("comparable", True) for one in other["paper"]] == [False, False]
     told = tell_changes(file, {}, ["fedavg.lr=0.1", "search way=grid"])["about"]
     assert "fedavg.lr = 0.1, search way = grid. As" in told
-    other = tell_changes(file, {"data": "digits"})
-    assert [one["comparable"] for one in other["paper"]] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "accuracy", "rounds"),
+    [
+        ({"data": "digits"}, False, False),
+        ({"model": "lenet5"}, False, False),
+        ({"model": "mlp"}, False, False),  # the text names another, whose name begins like it
+        ({"model": "mlp-bn"}, True, True),  # a reading of the paper, which the recipe offers
+        ({"rounds": 10}, False, True),  # until a target they are counted all the same
+        ({"target": 0.5}, True, False),
+        ({"evaluate_every": 5, "seeds": 1}, True, True),
+    ],
+)
+def test_numbers_of_another_task_are_not_comparable(options, accuracy, rounds):
+    paper = [{"metric": "best_accuracy"}, {"metric": "rounds_to_target"}]
+    file = {"about": "The released code has another network, `--model mlp-bn`.", "paper": paper}
+    told = tell_changes(file, options)["paper"]
+    assert [one.get("comparable", True) for one in told] == [accuracy, rounds]
 
 
 def test_latex_takes_any_name(study):
@@ -405,6 +422,7 @@ def test_a_run_without_accuracies_has_a_page(tmp_path):
         text = report(tmp_path / name).read_text()
         assert "Mean local training loss against rounds" in text
         assert "Test accuracy against rounds" not in text
+        assert "model and data were Python objects" in re.search("<pre>(.*)</pre>", text)[1]  # no command makes it again
 
 
 def test_a_search_says_on_the_screen_what_it_chose(study, capsys):
@@ -757,6 +775,17 @@ def test_pictures(swept):
     draw_png(drawn, swept[0] / "report")
     for figure in drawn:
         assert (swept[0] / "report" / f"{figure.name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_old_pictures_do_not_stay(study, monkeypatch):
+    old = study[0] / "report" / "alike-accuracy-rounds.png"
+    monkeypatch.setattr("fedkeel.study.report.browser", lambda: shutil.which("false"))
+    old.write_bytes(b"of runs that are gone")
+    with pytest.raises(RuntimeError, match="drew nothing"):
+        report(study[0], png=True)
+    old.write_bytes(b"of runs that are gone")
+    report(study[0])
+    assert not old.exists()
 
 
 def test_no_browser_is_a_clear_error(study, monkeypatch):
