@@ -474,7 +474,7 @@ def test_long_names_leave_room_for_bars():
     drawn = charts.bars([(name, i, 10.0 * i + 1, 0.5, "told") for i, name in enumerate(names)], "rounds")
     assert min(float(z) for z in re.findall(r'<rect[^>]* width="([^"]*)"', drawn)) > 0
     assert all(f"<title>{name}</title>" in drawn for name in names)
-    assert re.findall(r'end">(.*?)<title>', drawn) == ["fedadam-amen…, alpha = 0.1", "fedadam-amen…, alpha = 0.2"]
+    assert re.findall(r'end">(.*?)<title>', drawn) == ["fedadam-ame… alpha = 0.1", "fedadam-ame… alpha = 0.2"]
 
 
 def test_long_names_in_the_legend_of_a_file_do_not_run_into_each_other():
@@ -494,7 +494,7 @@ def test_names_beside_a_heat_map_are_in_the_picture():
         [[0.1, 0.2]] * 3, Axis("weights", names=["uniform", "s" * 60]), Axis("split", names=names), (0.1, 0.2)
     )
     ticks = re.findall(r'class="tick" x="([^"]*)"[^>]*text-anchor="(\w+)">([^<]*)<', drawn)
-    assert [text for *_, text in ticks if len(text) < 26][-2:] == names[:2]
+    assert [text for *_, text in ticks if len(text) < 24][-2:] == names[:2]
     for x, anchor, text in ticks[2:]:
         start = float(x) - 7 * len(text) / (1 if anchor == "end" else 2)
         assert 16 < start < start + 7 * len(text) <= svg.WIDTH + 1  # beside the label of the axis
@@ -517,6 +517,7 @@ def test_the_first_rounds_do_not_take_the_room_of_the_others():
     results = {"rows": [row], "cases": {"": {}}, "axes": {}, "curves": {"fedavg": curve}}
     drawn = next(one for one in figures(results) if one.name == "accuracy-rounds")
     assert 0.85 < drawn.data["y"][0] < 0.91
+    assert drawn.title == "Test accuracy against rounds; axis from 0.908, lower points are not shown"
     inner = xml.fromstring(drawn.inline).find("{http://www.w3.org/2000/svg}svg")
     assert float(inner.get("height")) == svg.HEIGHT - svg.BOTTOM  # what lies below is cut off
     curve["accuracy"]["0"] = [0.01 * z for z in range(61)]
@@ -735,6 +736,31 @@ def test_long_names_on_a_phone(study, tmp_path):
     width, *columns = told(done)
     assert width <= 390
     assert max(columns) < 0.5
+
+
+# Where the texts of plots begin and end, in the units of these.
+TEXTS = """<iframe src="page.html" style="width: 390px; height: 800px; border: 0"></iframe><script>
+onload = () => {
+  const boxes = [...document.querySelector("iframe").contentDocument.querySelectorAll(".plot text")].map(z => z.getBBox());
+  document.title = JSON.stringify(boxes.map(z => [z.x, z.x + z.width]));
+};
+</script>"""
+
+
+@chromium
+@pytest.mark.slow
+def test_bars_and_their_names_are_in_the_picture_on_a_phone(study, tmp_path):
+    names = ["fedadam-amended with more momentum", "FedAMS (WIDE)", "scaffold"]
+    lines = [(name, i, 100.0 + i, 9.0, f"{100 + i}.0 ± 9.0 (2 of 3 seeds)") for i, name in enumerate(names)]
+    drawn = charts.bars(lines, "rounds to 0.9; line: one standard deviation")
+    (tmp_path / "page.html").write_text(page(study[1], [Figure("rounds", "unlike", "Rounds", drawn, drawn)]))
+    (tmp_path / "phone.html").write_text(f"<title></title>{TEXTS}")
+    ends = told(
+        browse(tmp_path / "phone.html", "--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom")
+    )
+    assert len(ends) == 7
+    assert min(low for low, _ in ends) > 0
+    assert max(high for _, high in ends) < svg.WIDTH
 
 
 # What is wider than its place, and so cannot be seen on paper; and headings without anything below.

@@ -9,23 +9,26 @@ from html import escape
 from fedkeel.study.axis import Axis
 from fedkeel.study.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, cut, frame, labels, look, picture, places, tick
 
-LONGEST = 26  # characters of a name beside a bar or row; more leave no room for these
+LONGEST = 24  # characters of a name beside a bar or row; more leave no room for these
+SHORTEST = 60  # room for bars
 SLANTED = 14  # of one that is written aslant
-SIGN = 7.8  # width of a character in the type of a narrow screen, which is larger (page.html)
+SIGN = 9  # width of a character in the larger type of a narrow screen (page.html), of a wide font
 # From few to many; readable for all, also in grey.
 HEAT = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 
 
 def bars(rows: Sequence[tuple[str, int, float | None, float | None, str]], label: str) -> str:
     """Horizontal bars: (name, look, length or None, deviation, what to write behind it)."""
-    left, row = 12 + SIGN * min(max(len(name) for name, *_ in rows), LONGEST), 24
+    behind = 10 + SIGN * max(len(line[-1]) for line in rows)
+    longest = min(max(len(name) for name, *_ in rows), LONGEST, int((WIDTH - behind - 12 - SHORTEST) / SIGN))
+    left, row = 12 + SIGN * longest, 24
     height = row * len(rows) + 34
     most = max((value + (spread or 0) for _, _, value, spread, _ in rows if value is not None), default=1.0)
-    scale = max(WIDTH - left - 10 - SIGN * max(len(line[-1]) for line in rows), 40) / most
+    scale = (WIDTH - left - behind) / most
     parts = []
     for number, (name, style, value, spread, told) in enumerate(rows):
         y, colour = 6 + row * number, look(style)[0]
-        about = f"{escape(cut(name, LONGEST))}<title>{escape(name)}</title>"
+        about = f"{escape(cut(name, longest))}<title>{escape(name)}</title>"
         parts.append(f'<text x="{left - 6:.0f}" y="{y + 14}" text-anchor="end">{about}</text>')
         end = left + (value or 0) * scale
         if value is not None:

@@ -32,7 +32,7 @@ NAMES = {
     "objective": "objective on all training data",
     "consistency": "consistency term",
     "drift": "client drift",
-    "cosine": "cosine of client and mean displacement",
+    "cosine": "cosine of client and mean update",
     "qp_violated": "violated constraints",
     "qp_turned": "relative change by the projection",
     "qp_residual": "residual of the projection",

@@ -75,7 +75,7 @@ def _how_searched(one: Mapping[str, Any]) -> str:
     if "case" in one:
         told[0] = told[0].removeprefix(f"{one['case']} | ")
         told.append(f"searched in {one['case']}, used in all cases")
-    told += [f"{one['rounds']} rounds each"] if "rounds" in one else []
+    told += [f"{one['rounds']} round{'s' * (one['rounds'] != 1)} each"] if "rounds" in one else []
     told += [f"evaluated every {one['every']} rounds"] if "every" in one else []
     return "; ".join(told)
 
