@@ -145,6 +145,8 @@ def test_columns_do_not_depend_on_the_first_row(swept, rows):
     assert {lines[0][z] for z in ("final accuracy", "final mean local training loss", "chosen")} == {("-", None)}
     head, first = [line.split(" & ") for line in as_latex(swept | {"rows": rows}).splitlines() if line.endswith(r"\\")][:2]
     assert len(head) == len(first)
+    names = as_csv(swept | {"rows": rows}).partition("\n")[0].split(",")
+    assert names.index("final_train_loss") < names.index("failed")
     assert "" not in first
 
 

@@ -191,7 +191,8 @@ def as_csv(results: Mapping[str, Any]) -> str:
         failed, not_run = failures(row)
         lines.append(line | {"failed": failed, "not_run": not_run})
     text = io.StringIO()
-    table = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    fullest = max(lines, key=len)  # gives the order of columns, whatever the first line lacks
+    table = csv.DictWriter(text, list(dict.fromkeys(key for line in [fullest, *lines] for key in line)), lineterminator="\n")
     table.writeheader()
     table.writerows(lines)
     return text.getvalue()

@@ -32,6 +32,7 @@ CLASSES = """
 .plot .grid { stroke: var(--rule); stroke-width: 1; }
 .plot .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .plot .goal { stroke: var(--faint); stroke-dasharray: 2 3; }
+.plot .over { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
 .plot .spread { stroke: var(--ink); stroke-width: 1.5; }
 """
 
@@ -74,7 +75,7 @@ def lines(
 ) -> str:
     """Lines with bands. alone: with a legend and the style, for a file of its own; lost_at: where lost points are marked."""
     px, py = places(x, y)
-    parts = [frame(x, y, px, py), *_goals([z for z in goals if y.low < z < y.high], py)]
+    parts = [frame(x, y, px, py)]
     faint = 0.15 if len(series) <= 5 else 0.08  # many bands on top of each other hide the lines
     for one in series:
         colour = look(one.look)[0]
@@ -88,7 +89,7 @@ def lines(
     if any(z is not None and z < y.low for one in series for z in one.y):  # what lies below the plot is cut off
         box = f'x="{LEFT}" y="0" width="{WIDTH - LEFT}" height="{HEIGHT - BOTTOM}"'
         drawn = f'<svg {box} viewBox="{LEFT} 0 {WIDTH - LEFT} {HEIGHT - BOTTOM}">{drawn}</svg>'
-    parts.append(drawn)
+    parts += [drawn, *_goals([z for z in goals if y.low < z < y.high], py)]
     parts += _crosses(series, px, py(lost_at))
     return picture(parts, [(one.name, one.look) for one in series] if alone else [])
 
@@ -99,7 +100,7 @@ def _goals(goals: Sequence[float], py: Callable[[float], float]) -> list[str]:
     for z in goals:
         free = py(z) > TOP + 14 and not any(0 < py(z) - py(other) < 14 for other in goals)
         parts.append(f'<path class="goal" d="M{LEFT} {py(z):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="faint" x="{LEFT + 4}" y="{py(z) + (-4 if free else 13):.1f}">target {z:g}</text>')
+        parts.append(f'<text class="faint over" x="{LEFT + 4}" y="{py(z) + (-4 if free else 13):.1f}">target {z:g}</text>')
     return parts
 
 
