@@ -101,6 +101,19 @@ def test_code_in_the_text_of_a_study(swept):
     assert "As &lt;they&gt; do, <code>--model mlp-bn</code>." in text
 
 
+def test_curves_that_are_left_out_are_where_the_page_says(swept):
+    rows = [swept["rows"][0] | {"name": f"line {z}"} for z in range(17)]
+    results = swept | {"rows": rows, "methods": {row["name"]: {} for row in rows}}
+    assert "Curves of 17 lines could not be told apart and are left out; metrics.jsonl of every run has them." in page(
+        results, []
+    )
+    assert "metrics.jsonl" not in page(swept, [])
+
+
+def test_the_page_says_what_can_be_clicked(swept):
+    assert "Headings sort a table; names in a legend hide lines" in page(swept, [])
+
+
 # Targets --------------------------------------------------------------------------------------------------------------
 
 
@@ -137,7 +150,7 @@ def test_columns_say_what_they_are(swept):
 
 
 def test_columns_do_not_depend_on_the_first_row(swept, rows):
-    rows[1] |= {"final_drift": 0.5, "cost": 3.0, "chosen": {"lr": 0.1}, "cost_to_target": 2.0, "memory_mb": 9.0}
+    rows[1] = {"final_drift": 0.5} | rows[1] | {"cost": 3.0, "chosen": {"lr": 0.1}, "cost_to_target": 2.0, "memory_mb": 9.0}
     rows[0] = {key: z for key, z in rows[0].items() if not key.startswith("final_train")} | NOTHING
     lines = table_cells(rows)
     assert len({tuple(line) for line in lines}) == 1
