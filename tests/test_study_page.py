@@ -163,6 +163,13 @@ def test_columns_do_not_depend_on_the_first_row(swept, rows):
     assert "" not in first
 
 
+def test_the_target_of_another_case_is_left_empty(rows):
+    first, second = table_cells([rows[0], rows[1] | {"targets": [0.9]}])
+    assert list(first) == list(second)
+    assert [first[f"rounds to {z}"][0] == "" for z in (0.05, 0.9)] == [False, True]
+    assert [second[f"rounds to {z}"][0] == "" for z in (0.05, 0.9)] == [True, False]
+
+
 def test_robustness_is_told_in_words(swept):
     one = {"decades": 0.0, "open": True, "axis": "lr"}
     assert robust_over(one) == "at one value of lr only"

@@ -148,10 +148,10 @@ def table_cells(rows: Sequence[Row]) -> list[dict[str, Cell]]:
 
 
 def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]:
-    """What a row needed to get to a target. keys: of the numbers that the rows of its table have."""
-    to, mine = aim(row, target), target in row["targets"]  # the target may be that of another case
-    name = target_name(row["targets"].index(target)) if mine else ""
-    far = None
+    """What a row needed to get to a target, nothing where that is another case's. keys: of the numbers that the rows of its
+    table have."""
+    to, mine = aim(row, target), target in row["targets"]
+    name, far = target_name(row["targets"].index(target)) if mine else "", None
     if mine and row[f"rounds_to_{name}"] is None and row["seeds"]:
         far = BEYOND * (2 - row[f"reached_{name}"] / row["seeds"])
     counted = {"rounds": "rounds", "floats": "floats", "up": "uploaded floats"}
@@ -163,7 +163,7 @@ def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]
         found[f"{label} to {to}"] = (told(row, kind, name), far or row[f"{kind}_to_{name}"]) if known else ("-", None)
     if row["target_on"] != "test_accuracy":
         found[f"test accuracy at {to}"] = spread(row, f"at_{name}_accuracy", ".4f"), row.get(f"at_{name}_accuracy")
-    return found
+    return found if mine else dict.fromkeys(found, ("", None))
 
 
 def robust_over(one: Row) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -73,7 +74,7 @@ def _single(path: Path) -> dict[str, Any]:
     study = Study.read({key: z for key, z in task.items() if z is not None} | {"methods": methods, "seeds": [config.seed]})
     made = (directory.summary(path, len(history)) or {}).get("made_with", {})
     found = Found(study.branches[0], outcomes=[Outcome(config.algorithm, config.seed, history, made_with=made)])
-    results = collect(study, [found], told.get("note", f"fedkeel run {path / 'config.toml'}"))
+    results = collect(study, [found], told.get("note", shlex.join(["fedkeel", "run", str(path / "config.toml")])))
     shown = results["task"] | {"engine": told.get("engine", "auto")}
     if "note" in told:  # no name of data or model that are mere defaults
         shown = {key: z for key, z in told.items() if key not in ("note", "algorithm", "seed")}
