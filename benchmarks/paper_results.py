@@ -178,11 +178,13 @@ def beside_paper(rows: list[dict[str, Any]], paper: dict[str, Any]) -> str:
 
 def all_numbers(results: dict[str, Any]) -> str:
     columns = columns_of(results)
-    lines = [{"method": row["method"], **place_of(row, columns), **{k: text for k, (text, _) in table_cells(row).items()}}
-             for row in results["rows"] if row["seeds"]]  # fmt: skip
-    names = list(dict.fromkeys(key for line in lines for key in line if key not in ("seconds", "memory MB")))
-    head = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    return "\n".join(head + ["| " + " | ".join(line.get(name, "") for name in names) + " |" for line in lines])
+    rows = [row for row in results["rows"] if row["seeds"]]
+    lines = []
+    for row, cells in zip(rows, table_cells(rows), strict=True):
+        shown = {name: text for name, (text, _) in cells.items() if name not in ("seconds", "memory MB")}
+        lines.append({"method": row["method"], **place_of(row, columns), **shown})
+    head = ["| " + " | ".join(lines[0]) + " |", "|---" * len(lines[0]) + "|"]
+    return "\n".join(head + ["| " + " | ".join(line.values()) + " |" for line in lines])
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ class Axis:
     high: float = 1.0
     log: bool = False
     names: list[str] = field(default_factory=list)  # of the places 0, 1, ... if there are only these
+    whole: bool = False  # of counts, of which there are no parts
 
     def __post_init__(self) -> None:
         if self.low == self.high:
@@ -38,7 +39,7 @@ class Axis:
             found = [(z, short(z)) for z in tens if self.low <= z <= self.high * 1.0001]
             if len(found) > 2:
                 return found  # or it spans so little that round numbers as on any other axis are better
-        step = _step((self.high - self.low) / 5)
+        step = max(_step((self.high - self.low) / 5), float(self.whole))
         first = math.ceil(self.low / step - 1e-9)
         found = []
         while first * step <= self.high + 1e-9 * step:
@@ -54,7 +55,9 @@ def _step(rough: float) -> float:
 
 
 def short(number: float) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    if abs(number) >= 1e15:
+        return f"{number:.3g}".replace("e+", "e")
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.3g}".replace("e-0", "e-")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from fedkeel.study.columns import COLUMNS, label_of
 from fedkeel.study.names import plain
 from fedkeel.study.numbers import ACCURACIES, failures, target_name
 
 Row = Mapping[str, Any]
+Cell = tuple[str, float | str | None]  # (text, what to sort by)
 APART = "≠: apart by more than the two deviations together, and of rounds by more than those between two evaluations"
-NOT_COMPARABLE = "not comparable: other data, another target or a smaller scale than the paper's"
+NOT_COMPARABLE = "not comparable: other data, another model, target or scale than the paper's"
 BEYOND = 1e15  # where targets that were missed are sorted: after all that were reached
 
 
@@ -40,13 +42,23 @@ def cells(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
     shown["best accuracy"] = spread(row, "best_accuracy", ".3f")
     for number, target in enumerate(targets):
         name = target_name(number)
-        missed = row[f"rounds_to_{name}"] is None and row["seeds"] > 0
-        shown[f"rounds to {target:g}"] = missed_target(row, name) if missed else spread(row, f"rounds_to_{name}", ".1f")
-        shown[f"floats to {target:g}"] = _sent(row, "floats", name)
+        shown[f"rounds to {aim(row, target)}"] = _until(row, "rounds", name)
+        shown[f"floats to {aim(row, target)}"] = _sent(row, "floats", name)
     shown["seconds"] = "-" if row["seconds_std"] is None and row["seeds"] == 0 else f"{row['seconds']:.1f}"
     if row["errors"]:
         shown["method"] += f"\n({missing(row)})"
     return shown
+
+
+def aim(row: Row, target: float) -> str:
+    """A target of a row, with what it is about where that is not the test accuracy."""
+    return f"{target:g}" + " training accuracy" * (row["target_on"] == "train_accuracy")
+
+
+def _until(row: Row, kind: str, name: str) -> str:
+    """Rounds or a paper's cost until the target, or all that were spent without reaching it."""
+    missed = row[f"{kind}_to_{name}"] is None and row["seeds"] > 0
+    return missed_target(row, name, kind) if missed else spread(row, f"{kind}_to_{name}", ".1f")
 
 
 def missed_target(row: Row, name: str, kind: str = "rounds") -> str:
@@ -88,7 +100,7 @@ def paper_heads(rows: Sequence[Row], paper: Mapping[str, Any]) -> list[str]:
     """The columns of a paper's numbers; with our target, if they count until one."""
     name, aims = paper["metric"].partition("_to_")[2], {}
     for row in rows:
-        of = {target_name(number): f"to {target:g}" for number, target in enumerate(row["targets"])}
+        of = {target_name(number): f"to {aim(row, target)}" for number, target in enumerate(row["targets"])}
         aims[column_of(row, paper)] = of.get(name, "")
     return [", ".join(part for part in (plain(z), aims.get(z, "")) if part) for z in paper["at"]]
 
@@ -114,34 +126,51 @@ def column_of(row: Row, paper: Mapping[str, Any]) -> Any:
     return next((z for z in paper["at"] if z in (row["case"], *row["axes"].values()) or z == ""), None)
 
 
-def table_cells(row: Row) -> dict[str, tuple[str, float | str | None]]:
-    """All numbers of a row that the report shows: column -> (text, what to sort by)."""
-    found: dict[str, tuple[str, float | str | None]] = {}
-    for name in ACCURACIES:
-        label = "mean of last 10 rounds" if name.startswith("last10") else name.replace("_", " ")
-        found[label] = spread(row, name, ".4f"), row[name]
-    for number, target in enumerate(row["targets"]):
-        name = target_name(number)
-        rounds, missed = row[f"rounds_to_{name}"], row[f"rounds_to_{name}"] is None and row["seeds"] > 0
-        told = missed_target(row, name) if missed else spread(row, f"rounds_to_{name}", ".1f")
-        far = BEYOND * (2 - row[f"reached_{name}"] / row["seeds"]) if missed else None
-        found[f"rounds to {target:g}"] = told, far or rounds
-        for kind, label in (("floats", "floats"), ("up", "floats up")):
-            found[f"{label} to {target:g}"] = _sent(row, kind, name), far or row[f"{kind}_to_{name}"]
-        if row.get("cost") is not None:
-            told = missed_target(row, name, "cost") if missed else spread(row, f"cost_to_{name}", ".1f")
-            found[f"paper's cost to {target:g}"] = told, far or row[f"cost_to_{name}"]
-        if row.get(f"at_{name}_accuracy") is not None:
-            found[f"test accuracy at {target:g}"] = spread(row, f"at_{name}_accuracy", ".4f"), row[f"at_{name}_accuracy"]
-    for name in [key for key in row if key.startswith("final_") and key not in ACCURACIES and not key.endswith("_std")]:
-        found[name.replace("_", " ")] = spread(row, name, ".4g"), row[name]
-    found["seconds"] = spread(row, "seconds", ".1f").partition(" ")[0], row["seconds"]
-    if row.get("memory_mb") is not None:
-        found["memory MB"] = f"{row['memory_mb']:.0f}", row["memory_mb"]
-    if row["chosen"]:
-        chosen = ", ".join(f"{key} {_plain(z)}" for key, z in row["chosen"].items())
-        found["chosen"] = chosen, chosen
-    return found
+def table_cells(rows: Sequence[Row]) -> list[dict[str, Cell]]:
+    """All numbers that the report shows: of every row the same columns, in the same order; '-' where it has none."""
+    keys = dict.fromkeys(key for row in rows for key, z in row.items() if z is not None)
+    finals = [key for key in keys if key.startswith("final_") and key not in ACCURACIES and not key.endswith("_std")]
+    finals.sort(key=lambda key: COLUMNS.index(key) if key in COLUMNS else len(COLUMNS))
+    targets, chosen, lines = sorted({z for row in rows for z in row["targets"]}), any(row["chosen"] for row in rows), []
+    for row in rows:
+        found: dict[str, Cell] = {label_of(name): (spread(row, name, ".4f"), row[name]) for name in ACCURACIES}
+        for target in targets:
+            found |= _to_target(row, target, keys)
+        found |= {label_of(name): (spread(row, name, ".4g"), row.get(name)) for name in finals}
+        found["seconds"] = spread(row, "seconds", ".1f").partition(" ")[0], row["seconds"]
+        if "memory_mb" in keys:
+            found["memory MB"] = spread(row, "memory_mb", ".0f").partition(" ")[0], row["memory_mb"]
+        if chosen:
+            values = ", ".join(f"{key} {_plain(z)}" for key, z in row["chosen"].items())
+            found["chosen"] = values or "-", values or None
+        lines.append(found)
+    return lines
+
+
+def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]:
+    """What a row needed to get to a target, nothing where that is another case's. keys: of the numbers that the rows of its
+    table have."""
+    to, mine = aim(row, target), target in row["targets"]
+    name, far = target_name(row["targets"].index(target)) if mine else "", None
+    if mine and row[f"rounds_to_{name}"] is None and row["seeds"]:
+        far = BEYOND * (2 - row[f"reached_{name}"] / row["seeds"])
+    counted = {"rounds": "rounds", "floats": "floats", "up": "uploaded floats"}
+    counted |= {"cost": "paper's cost"} if "cost" in keys else {}
+    found: dict[str, Cell] = {}
+    for kind, label in counted.items():
+        told = _sent if kind in ("floats", "up") else _until
+        known = f"{kind}_to_{name}" in row
+        found[f"{label} to {to}"] = (told(row, kind, name), far or row[f"{kind}_to_{name}"]) if known else ("-", None)
+    if row["target_on"] != "test_accuracy":
+        found[f"test accuracy at {to}"] = spread(row, f"at_{name}_accuracy", ".4f"), row.get(f"at_{name}_accuracy")
+    return found if mine else dict.fromkeys(found, ("", None))
+
+
+def robust_over(one: Row) -> str:
+    """Over how much of an axis a method stays within 5 % of its best."""
+    if one["decades"] == 0:
+        return f"at one value of {one['axis']} only"
+    return "over " + "at least " * one["open"] + f"{one['decades']:.2g} decades of {one['axis']}"
 
 
 def printed(text: Any) -> tuple[float, float] | None:
@@ -172,17 +201,15 @@ def differs(row: Row, paper: Mapping[str, Any]) -> bool:
 def as_latex(results: Mapping[str, Any]) -> str:
     """The summary as LaTeX tables, one per case; needs the package booktabs."""
     blocks = []
-    for case in results["cases"]:
+    for case in dict.fromkeys(row["case"] for row in results["rows"]):
         rows = [row for row in results["rows"] if row["case"] == case]
         axes = [name for name in columns_of(results) if name != "case"]
         lines = []
-        for row in rows:
-            shown = {
-                name: text for name, (text, _) in table_cells(row).items() if name not in ("chosen", "memory MB", "seconds")
-            }
+        for row, line in zip(rows, table_cells(rows), strict=True):
+            shown = {name: text for name, (text, _) in line.items() if name not in ("chosen", "memory MB", "seconds")}
             lines.append({"method": row["method"] + of_seeds(row), **place_of(row, axes), **shown})
-        columns = list(dict.fromkeys(name for line in lines for name in line))
-        body = [" & ".join(_tex(line.get(column, "")) for column in columns) + r" \\" for line in lines]
+        columns = list(lines[0])
+        body = [" & ".join(map(_tex, line.values())) + r" \\" for line in lines]
         head = " & ".join(map(_tex, columns)) + r" \\"
         caption = [f"% {_tex(case)}"] if case else []
         table = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]

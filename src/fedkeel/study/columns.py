@@ -22,8 +22,32 @@ MEASURED = {
 }
 ALWAYS = (*ACCURACIES, "rounds_to_best", "final_train_loss", "floats", "up", "seconds", "memory_mb")
 COLUMNS = (*ALWAYS, "cost", "final_client_accuracy", *(column for columns in MEASURED.values() for column in columns))
+NAMES = {
+    "last10_accuracy": "accuracy, mean of last 10 rounds",
+    "accuracy": "test accuracy",
+    "train_loss": "mean local training loss",
+    "train_set_loss": "loss on all training data",
+    "train_accuracy": "accuracy on all training data",
+    "client_accuracy": "accuracy with the clients' own layers",
+    "objective": "objective on all training data",
+    "consistency": "consistency term",
+    "drift": "client drift",
+    "cosine": "cosine of client and mean update",
+    "qp_violated": "violated constraints",
+    "qp_turned": "relative change by the projection",
+    "qp_residual": "residual of the projection",
+    "cost_to_target": "paper's cost to target",
+}
 TARGETS = r"(target|second|third|target_\d+)"
 OF_TARGET = (re.compile(rf"(rounds|floats|up|cost)_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))
+
+
+def label_of(column: str) -> str:
+    """What people read for a column of tables and plots; of a `final_...` the same as over its curve."""
+    of_curve = column.removeprefix("final_")
+    if column in ACCURACIES or of_curve not in NAMES:
+        return NAMES.get(column, column.replace("_", " "))
+    return "final " * (of_curve != column) + NAMES[of_curve]
 
 
 def _of_target(name: str) -> tuple[str, str] | None:

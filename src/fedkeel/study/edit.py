@@ -18,6 +18,8 @@ from fedkeel.study.names import plain
 File = dict[str, Any]
 WORDS = [name for name, about in SETTINGS.items() if isinstance(about.default, str)]  # settings whose values are names
 
+NO_TASK = ("seeds", "seed", "evaluate_every", "metrics", "device")  # what may change without making it another task
+
 
 def refuse_swept(file: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """An axis of a sweep takes the place of a setting of the command line, so both together are an error."""
@@ -157,15 +159,17 @@ def add_axes(file: File, over: Sequence[str]) -> File:
 
 
 def tell_changes(file: File, settings: Mapping[str, Any], others: Sequence[str] = ()) -> File:
-    """Says in the text of a recipe what options have replaced; on other data, or to another target, the paper's numbers are
-    not of the same thing as ours. others: of --set, --over and --search, as they were given."""
+    """Says in the text of a recipe what options have replaced; on another task, ours are not the same thing as the paper's
+    numbers, unless the text itself names the option. others: of --set, --over and --search, as they were given."""
     shown = {key: z for key, z in settings.items() if key not in HOW and z is not None}
     told = ", ".join([f"{key} = {plain(z)}" for key, z in shown.items()] + [z.replace("=", " = ", 1) for z in others])
     if not told:
         return file
-    about = f"Changed by options, in place of what is said below: {told}. {file.get('about', '')}"
+    text = file.get("about", "")
+    about = f"Changed by options, in place of what is said below: {told}. {text}"
+    task = {key for key, z in shown.items() if key not in NO_TASK and f"`--{key.replace('_', '-')} {plain(z)}`" not in text}
     paper = [
-        one | {"comparable": False} if "data" in shown or ("target" in shown and "_to_" in one["metric"]) else one
+        one | ({"comparable": False} if task - {"rounds" if "_to_" in one["metric"] else "target"} else {})
         for one in file.get("paper", [])
     ]
     return file | {"about": about.strip(), "paper": paper}

@@ -111,7 +111,7 @@ def summarise(
     reached_... over those that did."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     runs = [of_run(outcome, targets, on, cost) for outcome in good]
-    row: Row = {"method": method, "seeds": len(good), "rounds": rounds}
+    row: Row = {"method": method, "seeds": len(good), "rounds": rounds, "target_on": on}
     for name in map(target_name, range(len(targets))):
         there = [run for run in runs if f"rounds_to_{name}" in run]
         row[f"reached_{name}"] = len(there)

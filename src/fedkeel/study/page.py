@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -21,9 +22,10 @@ from fedkeel.study.cells import (
     place_of,
     table_cells,
 )
-from fedkeel.study.figures import MANY, Figure, looks
-from fedkeel.study.names import plain
-from fedkeel.study.numbers import NOT_RUN, finite
+from fedkeel.study.details import failures, methods, pairs, robustness, search
+from fedkeel.study.figures import MANY, looks
+from fedkeel.study.numbers import finite
+from fedkeel.study.svg import Figure
 
 Row = Mapping[str, Any]
 
@@ -33,19 +35,16 @@ def page(results: Mapping[str, Any], drawn: Sequence[Figure]) -> str:
     parts = {
         "title": escape(results["title"] or _title(results)),
         "subtitle": escape(_subtitle(results)),
-        "about": f"<p class=about>{escape(results['about'])}</p>" if results["about"] else "",
+        "about": f"<p class=about>{_with_code(results['about'])}</p>" if results["about"] else "",
         "papers": "".join(_beside_paper(results, paper) for paper in results["paper"]),
         "cases": "".join(_case(results, case, drawn) for case in results["cases"]),
-        "robustness": _robustness(results),
-        "failures": _failures(results),
-        "search": _search(results),
-        "settings": _pairs(results["task"]),
-        "methods": "".join(
-            f"<tr><th scope=row>{escape(name)}</th><td>{_inline(values)}</td></tr>"
-            for name, values in results["methods"].items()
-        ),
+        "robustness": robustness(results),
+        "failures": failures(results),
+        "search": search(results),
+        "settings": pairs(results["task"]),
+        "methods": methods(results),
         "seeds": ", ".join(map(str, results["seeds"])),
-        "versions": _pairs(results["versions"]),
+        "versions": pairs(results["versions"]),
         "command": escape(results["command"] or "made from Python: fedkeel.study.compare.compare(...)"),
         "found": json.dumps({_id(z): finite(z.data) for z in drawn if z.data}, allow_nan=False).replace("</", "<\\/"),
         "box": json.dumps([svg.WIDTH, svg.HEIGHT, svg.LEFT, svg.RIGHT, svg.TOP, svg.BOTTOM]),
@@ -54,6 +53,11 @@ def page(results: Mapping[str, Any], drawn: Sequence[Figure]) -> str:
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     head, *rest = text.split("{{")  # not str.replace in turn: what one part contains must not be taken for a placeholder
     return head + "".join(parts[name] + after for name, _, after in (piece.partition("}}") for piece in rest))
+
+
+def _with_code(text: str) -> str:
+    """A text whose `words in backticks` are code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _title(results: Mapping[str, Any]) -> str:
@@ -123,7 +127,9 @@ def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> str
     if (every := max(row["evaluate_every"] for row in rows)) > 1:
         notes.append(f"Accuracy is measured every {every} rounds.")
     if results["axes"] and len(rows) > MANY:
-        notes.append(f"Curves of {len(rows)} lines could not be told apart and are left out; results.json has them.")
+        notes.append(
+            f"Curves of {len(rows)} lines could not be told apart and are left out; metrics.jsonl of every run has them."
+        )
     note = f"<p class=note>{escape(' '.join(notes))}</p>" if notes else ""
     shown = [one for one in drawn if one.case == case]
     return (
@@ -136,22 +142,20 @@ def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> str
 
 def _table(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
     style, axes = looks(results), [name for name in columns_of(results) if name != "case"]
-    lines = []
-    for row in rows:
-        cells = {name: (text, row["axes"].get(name)) for name, text in place_of(row, axes).items()}
-        lines.append(cells | table_cells(row))
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    head = "".join(f"<th scope=col><button type=button>{escape(name)}</button></th>" for name in ("method", *columns))
+    lines = [
+        {name: (text, row["axes"].get(name)) for name, text in place_of(row, axes).items()} | cells
+        for row, cells in zip(rows, table_cells(rows), strict=True)
+    ]
+    head = "".join(f"<th scope=col><button type=button>{escape(name)}</button></th>" for name in ("method", *lines[0]))
     body = []
     for row, line in zip(rows, lines, strict=True):
         failed = f" <span class=alarm>({missing(row)})</span>" if row["errors"] else ""
         method, key = escape(row["method"]), svg.key(style[row["name"]])
         name = f"<th scope=row data-value='{method}'>{key}{method}{failed}</th>"
-        cells = [line.get(column, ("", None)) for column in columns]
-        values = ["" if finite(z) is None else escape(str(z)) for _, z in cells]
+        values = ["" if finite(z) is None else escape(str(z)) for _, z in line.values()]
         body.append(
             f"<tr>{name}"
-            + "".join(f"<td data-value='{v}'>{escape(t)}</td>" for (t, _), v in zip(cells, values, strict=True))
+            + "".join(f"<td data-value='{v}'>{escape(t)}</td>" for (t, _), v in zip(line.values(), values, strict=True))
             + "</tr>"
         )
     return f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
@@ -171,77 +175,3 @@ def _figure(figure: Figure) -> str:
         f"<figure data-id='{escape(_id(figure))}'><figcaption>{escape(figure.title)}</figcaption>"
         f"<div class=canvas>{svg.named(figure.inline, figure.title)}</div>{legend}</figure>"
     )
-
-
-# The rest -------------------------------------------------------------------------------------------------------------
-
-
-def _robustness(results: Mapping[str, Any]) -> str:
-    if not results["robustness"]:
-        return ""
-    lines = [
-        {
-            "method": escape(one["method"]),
-            "case": escape(one["case"]),
-            "at": _inline(one["at"]),
-            "over": escape(one["axis"]),
-            "best final accuracy": f"{one['best']:.3f}",
-            "decades within 5 % of it": "≥ " * one["open"] + f"{one['decades']:.2g}",
-        }
-        for one in results["robustness"]
-    ]
-    names = [name for name in lines[0] if any(line[name] for line in lines)]
-    head = f"<tr>{''.join(f'<th scope=col>{name}</th>' for name in names)}</tr>"
-    body = "".join(
-        f"<tr><th scope=row>{line['method']}</th>{''.join(f'<td>{line[name]}</td>' for name in names[1:])}</tr>"
-        for line in lines
-    )
-    table = f"<table class=summary><thead>{head}</thead><tbody>{body}</tbody></table>"
-    note = "<p class=note>In steps of the values that were tried; ≥: they end before it does.</p>"
-    return f"<section><h2>Robustness</h2><div class=scroll>{table}</div>{note}</section>"
-
-
-def _failures(results: Mapping[str, Any]) -> str:
-    """Two lists: runs with an error, and those of a study under way that are still to come."""
-    failed, missing, blocks = [], [], []
-    for row in results["rows"]:
-        failed += [(f"{row['name']}, seed {seed}", f": {why}") for seed, why in row["errors"].items() if why != NOT_RUN]
-        if seeds := [str(seed) for seed, why in row["errors"].items() if why == NOT_RUN]:
-            missing.append((row["name"], f", seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"))
-    for title, runs in (("Runs that failed", failed), ("Runs that are not complete yet", missing)):
-        items = "".join(f"<li><b>{escape(name)}</b>{escape(why)}</li>" for name, why in runs)
-        blocks += [f"<section class=failed><h2>{title}</h2><ul>{items}</ul></section>"] if runs else []
-    return "".join(blocks)
-
-
-def _search(results: Mapping[str, Any]) -> str:
-    """What was tried on the seed of the search, and what was chosen."""
-    blocks = []
-    for one in results["search"]:
-        rows = "".join(
-            f"<tr class={'chosen' if trial['chosen'] else 'tried'}><td>"
-            + _inline({key: z for key, z in trial.items() if key not in ("score", "error", "chosen")})
-            + f"</td><td>{_score(trial)}</td></tr>"
-            for trial in one["trials"]
-        )
-        note = f"<p class=note>{escape(one['note'])}</p>" if one["note"] else ""
-        blocks.append(
-            f"<details><summary>{escape(one['name'])}: {len(one['trials'])} trials, seed {one['seed']}, "
-            f"by {escape(one['metric'])}</summary>{note}<table class=trials><tbody>{rows}</tbody></table></details>"
-        )
-    return f"<section class=search><h2>Search of hyper-parameters</h2>{''.join(blocks)}</section>" if blocks else ""
-
-
-def _score(trial: Mapping[str, Any]) -> str:
-    if trial["error"] is not None:
-        return "not complete" if trial["error"] == NOT_RUN else "failed"
-    return "none" if trial["score"] is None else format(trial["score"], ".4g")
-
-
-def _pairs(values: Mapping[str, Any]) -> str:
-    told = {key: ", ".join(map(str, z)) or "none" if isinstance(z, list) else str(z) for key, z in values.items()}
-    return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in told.items())
-
-
-def _inline(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{escape(key)} = {escape(plain(value))}" for key, value in values.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from fedkeel.engine.checkpoint import guarded, write_atomically
 from fedkeel.fields import SETTINGS
 from fedkeel.study import svg
 from fedkeel.study.cells import as_latex
-from fedkeel.study.figures import Figure, figures
+from fedkeel.study.figures import figures
 from fedkeel.study.names import safe
 from fedkeel.study.numbers import Outcome
 from fedkeel.study.page import page
@@ -24,6 +25,7 @@ from fedkeel.study.reading import read_study
 from fedkeel.study.results import ORIGIN, as_csv, collect, read_origin
 from fedkeel.study.splits import shown_splits
 from fedkeel.study.study import Study
+from fedkeel.study.svg import Figure
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -72,7 +74,7 @@ def _single(path: Path) -> dict[str, Any]:
     study = Study.read({key: z for key, z in task.items() if z is not None} | {"methods": methods, "seeds": [config.seed]})
     made = (directory.summary(path, len(history)) or {}).get("made_with", {})
     found = Found(study.branches[0], outcomes=[Outcome(config.algorithm, config.seed, history, made_with=made)])
-    results = collect(study, [found], f"fedkeel report {path}")
+    results = collect(study, [found], told.get("note", shlex.join(["fedkeel", "run", str(path / "config.toml")])))
     shown = results["task"] | {"engine": told.get("engine", "auto")}
     if "note" in told:  # no name of data or model that are mere defaults
         shown = {key: z for key, z in told.items() if key not in ("note", "algorithm", "seed")}
@@ -92,8 +94,9 @@ def write_report(results: Mapping[str, Any], out: Path, png: bool = False) -> Pa
     drawn, folder = figures(results), out / "report"
     guarded(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
     names = file_names(drawn)
-    for old in [path for path in folder.glob("*.*") if path.suffix in (".svg", ".png") and path.stem not in names]:
-        guarded(old, lambda old=old: old.unlink(missing_ok=True))  # of another study that had the directory before
+    # of another study that had the directory before; and PNG of what this one was, or a browser that fails would not be seen
+    for old in [*(path for path in folder.glob("*.svg") if path.stem not in names), *folder.glob("*.png")]:
+        guarded(old, lambda old=old: old.unlink(missing_ok=True))
     for name, figure in zip(names, drawn, strict=True):
         write_atomically(folder / f"{name}.svg", svg.as_file(svg.named(figure.alone, figure.title)).encode())
     write_atomically(folder / "table.csv", as_csv(results).encode())

@@ -12,6 +12,7 @@ from typing import Any
 
 import tomli_w
 
+from fedkeel.data.catalogue import IMAGES, TABLES
 from fedkeel.engine.checkpoint import guarded, write_atomically
 from fedkeel.engine.run import as_toml
 from fedkeel.study.numbers import NOT_RUN, Row, curves, failures, finite, robust_width, summarise, target_name
@@ -20,40 +21,54 @@ from fedkeel.study.study import Study
 
 # What belongs to one run and not to the task that all of them share.
 OWN = ("algorithm", "hyperparameters", "seed")
+NO_TEXTS = ("digits", *IMAGES, *TABLES)  # data to which a length of texts means nothing
 ORIGIN = "origin.json"  # command and place of the runs of a study, and how their data were split
 
 
 def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str, Any]:
     """All that a report needs."""
+    order = {branch.name: place for place, branch in enumerate(study.branches)}
+    found = sorted(found, key=lambda one: order[one.branch.name])  # a search for all cases brings a method's together
     rows = [_row(study, one) for one in found]
-    resolved = {one.branch.name: one.branch.at(one.chosen, one.branch.seeds[0], study.resplit) for one in found}
-    # of a search that has not ended, the values are not known
-    unknown = [{key for key in one.branch.grid if key not in one.chosen} for one in found]
-    settings = [
-        {key: z for key, z in config.model_dump(exclude_none=True).items() if key not in hidden}
-        for config, hidden in zip(resolved.values(), unknown, strict=True)
-    ]
+    settings = [_settings(study, one) for one in found]
     shared = {key: z for key, z in settings[0].items() if key not in OWN and all(one.get(key) == z for one in settings)}
+    cases = {case: _case(case, shared, settings, found) for case in study.cases}
     return {
         "title": study.title,
         "about": study.about,
         "task": shared,
-        "cases": {case: _case(case, shared, settings, found) for case in study.cases},
+        "cases": cases,
         "axes": study.axes,
         "methods": {
-            name: {key: z for key, z in config.hyperparameters.items() if key not in hidden}
-            for (name, config), hidden in zip(resolved.items(), unknown, strict=True)
+            one.branch.name: _of_method(mine, {*OWN, *shared, *cases[one.branch.case], *study.axes})
+            for one, mine in zip(found, settings, strict=True)
         },
         "seeds": sorted({seed for one in found for seed in one.branch.seeds}),
         "target": next((one.branch.targets[0] for one in found if one.branch.targets), None),
         "rows": rows,
         "curves": {one.branch.name: curves(one.outcomes) for one in found},
-        "search": [_search(study, one) for one in found if one.trials],
+        "search": _searches(study, found),
         "robustness": _robustness(study, rows),
         "paper": [paper.model_dump() for paper in study.paper],
         "versions": _versions(found),
         "command": command,
     }
+
+
+def _settings(study: Study, found: Found) -> dict[str, Any]:
+    """The settings of a line that apply to it, as far as they are known."""
+    config = found.branch.at(found.chosen, found.branch.seeds[0], study.resplit)
+    hidden = {key for key in found.branch.grid if key not in found.chosen}  # of a search that has not ended
+    hidden |= {"length"} if config.data in NO_TEXTS else set()
+    hidden |= {"ray_address"} if config.engine != "ray" else set()
+    settings = config.model_dump(exclude_none=True) | ({"split_seed": "each run's seed"} if study.resplit else {})
+    own = {key: z for key, z in config.hyperparameters.items() if key not in hidden}
+    return {key: z for key, z in settings.items() if key not in hidden} | {"hyperparameters": own}
+
+
+def _of_method(settings: Mapping[str, Any], elsewhere: set[str]) -> dict[str, Any]:
+    """Hyper-parameters of a line, and the settings that it has for itself alone."""
+    return settings["hyperparameters"] | {key: z for key, z in settings.items() if key not in elsewhere}
 
 
 def _versions(found: Sequence[Found]) -> dict[str, str]:
@@ -73,9 +88,18 @@ def _row(study: Study, found: Found) -> Row:
     return row | summarise(branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, cost)
 
 
+def _searches(study: Study, found: Sequence[Found]) -> list[dict[str, Any]]:
+    """Every search once, with the line in whose case it was made."""
+    made_in = {group[0].name for group in study.groups()}
+    return [_search(study, one) for one in found if one.trials and one.branch.name in made_in]
+
+
 def _search(study: Study, found: Found) -> dict[str, Any]:
     """The trials of a line, and a note if the choice could not be by them."""
-    told = {"name": found.branch.name, **study.search.model_dump(exclude_none=True), "trials": found.trials, "note": ""}
+    plan, config = study.search.model_dump(exclude_none=True), found.branch.config
+    same = {"rounds": config.rounds, "every": config.evaluate_every}  # as the runs that count
+    plan = {key: z for key, z in plan.items() if same.get(key) != z}
+    told = {"name": found.branch.name, **plan, "trials": found.trials, "note": ""}
     if all(trial["score"] is None and trial["error"] != NOT_RUN for trial in found.trials):
         chosen = ", ".join(f"{key} {value}" for key, value in found.chosen.items())
         told["note"] = f"no trial has {study.search.metric}, so the middle of every list was taken: {chosen}"
@@ -157,7 +181,7 @@ def read_origin(out: Path) -> dict[str, Any]:
 
 def as_csv(results: Mapping[str, Any]) -> str:
     """The rows as a table, one column per number; axes and chosen values have columns of their own."""
-    hidden = ("errors", "axes", "chosen", "paper", "targets", "evaluate_every")
+    hidden = ("errors", "axes", "chosen", "paper", "targets", "evaluate_every", "target_on")
     lines = []
     for row in results["rows"]:
         line = {key: z for key, z in row.items() if key not in hidden}
@@ -167,7 +191,8 @@ def as_csv(results: Mapping[str, Any]) -> str:
         failed, not_run = failures(row)
         lines.append(line | {"failed": failed, "not_run": not_run})
     text = io.StringIO()
-    table = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    fullest = max(lines, key=len)  # gives the order of columns, whatever the first line lacks
+    table = csv.DictWriter(text, list(dict.fromkeys(key for line in [fullest, *lines] for key in line)), lineterminator="\n")
     table.writeheader()
     table.writerows(lines)
     return text.getvalue()

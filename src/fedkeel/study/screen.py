@@ -17,6 +17,7 @@ from fedkeel.study.cells import (
     in_paper_units,
     paper_heads,
     place_of,
+    robust_over,
 )
 from fedkeel.study.names import plain
 
@@ -42,11 +43,7 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
     for one in results["robustness"]:
         at = ", ".join([one["case"]] * bool(one["case"]) + [f"{key} {z}" for key, z in one["at"].items()])
         who = f"{one['method']} ({at})" if at else one["method"]
-        if one["decades"] == 0:
-            screen.print(f"{who}: within 5 % of its best at one value of {one['axis']} only")
-            continue
-        width = ("at least " if one["open"] else "") + f"{one['decades']:.2g}"
-        screen.print(f"{who}: within 5 % of its best over {width} decades of {one['axis']}")
+        screen.print(f"{who}: within 5 % of its best {robust_over(one)}")
     for one in results["search"]:
         chosen = [trial for trial in one["trials"] if trial["chosen"]]
         values = {key: z for trial in chosen for key, z in trial.items() if key not in ("score", "error", "chosen")}
