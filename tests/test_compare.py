@@ -21,7 +21,7 @@ FLAGS += ["--engine", "sequential"]
 
 def history(*accuracies):
     rows = enumerate(accuracies)
-    return [{"round": t, "test_accuracy": a, "up": 10.0, "down": 20, "seconds": 0.5} for t, a in rows]
+    return [{"round": t, "test_accuracy": a, "up": 10.0, "down": 20, "seconds": 0.5, "dropped": 0} for t, a in rows]
 
 
 def test_rows_by_hand():

@@ -304,6 +304,7 @@ def test_numbers_of_a_run_by_hand():
             "up": 10,
             "down": 30,
             "seconds": 1.0,
+            "dropped": 0,
         }
         for t, (a, b) in enumerate(rows)
     ]
@@ -334,7 +335,7 @@ def test_a_run_that_diverged_leaves_the_others_their_numbers():
 
 def test_seeds_that_miss_a_target_are_left_out_and_counted():
     def run(seed, *accuracies):
-        rows = [{"test_accuracy": z, "up": 1, "down": 2, "seconds": 1.0} for z in accuracies]
+        rows = [{"test_accuracy": z, "up": 1, "down": 2, "seconds": 1.0, "dropped": 0} for z in accuracies]
         return Outcome("m", seed, rows)
 
     row = summarise("m", [run(0, 0.1, 0.6, 0.6), run(1, 0.1, 0.2, 0.3), run(2, 0.1, 0.2, 0.6)], [0.5, 0.9], 3, cost=2.0)

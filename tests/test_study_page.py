@@ -172,7 +172,8 @@ def test_the_target_of_another_case_is_left_empty(rows):
 
 def test_robustness_is_told_in_words(swept):
     one = {"decades": 0.0, "open": True, "axis": "lr"}
-    assert robust_over(one) == "at one value of lr only"
+    assert robust_over(one) == "at one value of lr only, an end of those that were tried"
+    assert robust_over(one | {"open": False}) == "at one value of lr only"
     assert robust_over(one | {"decades": 1.234}) == "over at least 1.2 decades of lr"
     assert "A seed that failed counts as 0." in page(swept, [])
 

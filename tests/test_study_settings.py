@@ -288,6 +288,37 @@ def test_one_client_is_not_all_of_them(tmp_path, method, key):
         check_same(kept, kept | {"algorithm": {"lr": 1.0, "tracking": 1}})
 
 
+def test_a_grid_may_be_over_rounds(tmp_path):
+    task = TASK | {"rounds": 2, "target": 0.99, "evaluate_every": 1}
+    study = Study.read(task | {"methods": {"fedavg": {"rounds": [3], "evaluate_every": [3]}}, "seeds": 1})
+    row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
+    assert (row["rounds"], row["evaluate_every"], row["reached_target"]) == (3, 3, 0)
+
+
+def test_dropped_answers_are_told(tmp_path, fedkeel):
+    """A row that half of its clients made must not look like any other."""
+    words = ["compare", "--algorithms", "fedavg,scaffold", "--set", "scaffold.lr=1e6", "--cohort", "4", "--clients", "10"]
+    words += ["--rounds", "3", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "x")]
+    code, told, _ = fedkeel(*words)
+    assert code == 0
+    good, bad = json.loads((tmp_path / "x" / "results.json").read_text())["rows"]
+    history = [json.loads(line) for line in (tmp_path / "x" / "scaffold-seed0" / "metrics.jsonl").read_text().splitlines()]
+    assert (good["dropped"], bad["dropped"]) == (0, sum(row["dropped"] for row in history))
+    assert bad["dropped"] > 0
+    assert f"dropped: scaffold: {bad['dropped']:g} answers of clients a run" in " ".join(told.split())
+    assert "dropped: fedavg" not in told
+    page = (tmp_path / "x" / "report.html").read_text()
+    assert "dropped answers</button>" in page
+    assert "Dropped answers: of clients that failed" in page
+
+
+def test_of_gradient_norms_the_least_and_the_mean_are_kept():
+    rows = [{"round": t, "up": 1, "down": 1, "dropped": 0, "seconds": 0.0, "gradient_norm": z}
+            for t, z in enumerate((4.0, None, 1.0, 2.5))]  # fmt: skip
+    found = of_run(Outcome("fedavg", 0, rows), [])
+    assert (found["final_gradient_norm"], found["least_gradient_norm"], found["mean_gradient_norm"]) == (2.5, 1.0, 2.5)
+
+
 def test_a_choice_must_fit_all_cases():
     cases = [{"name": "a"}, {"name": "b", "methods": {"fedavg": {"server_lr": 0.5}}}]
     grids = {"methods": {"fedavg": {"lr": [0.1, 0.2], "server_lr": [0.5, 2.0]}}, "cases": cases}

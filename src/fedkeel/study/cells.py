@@ -13,6 +13,7 @@ Row = Mapping[str, Any]
 Cell = tuple[str, float | str | None]  # (text, what to sort by)
 APART = "≠: apart by more than the two deviations together, and of rounds by more than those between two evaluations"
 NOT_COMPARABLE = "not comparable: other data, another model, target or scale than the paper's"
+MEASURED_AS = ("final_", "least_", "mean_")
 BEYOND = 1e15  # where targets that were missed are sorted: after all that were reached
 
 
@@ -28,6 +29,12 @@ def spread(row: Row, name: str, form: str, scale: float = 1.0) -> str:
     unit = 10.0 ** int(power or 0) or 1.0
     shown = f"{number} ± {deviation * scale / unit:.{len(number.partition('.')[2])}f}"
     return f"({shown})e{power}" if exponent else shown
+
+
+def not_reached(rows: Sequence[Row]) -> str:
+    """What `>` before a number of rounds means."""
+    rounds = {row["rounds"] for row in rows}
+    return f">{rounds.pop() if len(rounds) == 1 else 'rounds'}: not reached by all seeds (2/3: by two of three)"
 
 
 def missing(row: Row) -> str:
@@ -114,11 +121,7 @@ def columns_of(results: Mapping[str, Any]) -> list[str]:
 def place_of(row: Row, columns: Sequence[str]) -> dict[str, str]:
     """Where a row stands in the study."""
     at = {"case": row["case"], **row["axes"]}
-    return {name: _plain(at.get(name)) for name in columns}
-
-
-def _plain(value: Any) -> str:
-    return "-" if value is None else plain(value)
+    return {name: "-" if at.get(name) is None else plain(at[name], name) for name in columns}
 
 
 def column_of(row: Row, paper: Mapping[str, Any]) -> Any:
@@ -129,7 +132,8 @@ def column_of(row: Row, paper: Mapping[str, Any]) -> Any:
 def table_cells(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     """All numbers that the report shows: of every row the same columns, in the same order; '-' where it has none."""
     keys = dict.fromkeys(key for row in rows for key, z in row.items() if z is not None)
-    finals = [key for key in keys if key.startswith("final_") and key not in ACCURACIES and not key.endswith("_std")]
+    finals = [key for key in keys if key.startswith(MEASURED_AS) and key not in ACCURACIES and not key.endswith("_std")]
+    finals += ["dropped"] * any(row["dropped"] for row in rows)
     finals.sort(key=lambda key: COLUMNS.index(key) if key in COLUMNS else len(COLUMNS))
     targets, chosen, lines = sorted({z for row in rows for z in row["targets"]}), any(row["chosen"] for row in rows), []
     for row in rows:
@@ -141,7 +145,7 @@ def table_cells(rows: Sequence[Row]) -> list[dict[str, Cell]]:
         if "memory_mb" in keys:
             found["memory MB"] = spread(row, "memory_mb", ".0f").partition(" ")[0], row["memory_mb"]
         if chosen:
-            values = ", ".join(f"{key} {_plain(z)}" for key, z in row["chosen"].items())
+            values = ", ".join(f"{key} {plain(z, key)}" for key, z in row["chosen"].items())
             found["chosen"] = values or "-", values or None
         lines.append(found)
     return lines
@@ -169,7 +173,7 @@ def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]
 def robust_over(one: Row) -> str:
     """Over how much of an axis a method stays within 5 % of its best."""
     if one["decades"] == 0:
-        return f"at one value of {one['axis']} only"
+        return f"at one value of {one['axis']} only" + ", an end of those that were tried" * one["open"]
     return "over " + "at least " * one["open"] + f"{one['decades']:.2g} decades of {one['axis']}"
 
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 # What runs measure if they are asked to: columns, by the name in `metrics`.
 MEASURED = {
     "train": ("final_train_set_loss", "final_train_accuracy", "final_objective"),
-    "gradient_norm": ("final_gradient_norm",),
+    "gradient_norm": ("final_gradient_norm", "least_gradient_norm", "mean_gradient_norm"),
     "consistency": ("final_consistency",),
     "drift": ("final_drift", "final_cosine"),
     "tracking": ("final_tracking_error", "final_tracking_bias"),
     "qp": ("final_qp_violated", "final_qp_turned", "final_qp_residual"),
 }
-ALWAYS = (*ACCURACIES, "rounds_to_best", "final_train_loss", "floats", "up", "seconds", "memory_mb")
+ALWAYS = (*ACCURACIES, "rounds_to_best", "final_train_loss", "floats", "up", "dropped", "seconds", "memory_mb")
 COLUMNS = (*ALWAYS, "cost", "final_client_accuracy", *(column for columns in MEASURED.values() for column in columns))
 NAMES = {
     "last10_accuracy": "accuracy, mean of last 10 rounds",
@@ -37,6 +37,9 @@ NAMES = {
     "qp_turned": "relative change by the projection",
     "qp_residual": "residual of the projection",
     "cost_to_target": "paper's cost to target",
+    "least_gradient_norm": "least gradient norm",
+    "mean_gradient_norm": "gradient norm, mean over rounds",
+    "dropped": "dropped answers",
 }
 TARGETS = r"(target|second|third|target_\d+)"
 OF_TARGET = (re.compile(rf"(rounds|floats|up|cost)_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))

@@ -97,12 +97,12 @@ def methods(results: Mapping[str, Any]) -> str:
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(_word(z))}</dd></div>" for key, z in values.items())
+    return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(_word(key, z))}</dd></div>" for key, z in values.items())
 
 
 def inline(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{escape(key)} = {escape(_word(value))}" for key, value in values.items())
+    return ", ".join(f"{escape(key)} = {escape(_word(key, value))}" for key, value in values.items())
 
 
-def _word(value: Any) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else plain(value)
+def _word(key: str, value: Any) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else plain(value, key)

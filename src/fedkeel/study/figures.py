@@ -145,7 +145,7 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
             told += of_seeds(row)
             if not row["seeds"]:
                 told = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
-            at = ", ".join(plain(z) for z in row["axes"].values())
+            at = ", ".join(plain(z, key) for key, z in row["axes"].items())
             short = f"{row['method']} {at}".strip()
             lines.append((short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
         if all(line[2] is None for line in lines) and any(row["seeds"] for row in rows):

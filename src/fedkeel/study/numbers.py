@@ -12,6 +12,7 @@ Row = dict[str, Any]
 NOT_RUN = "it has not been run"  # the error of a run that is still to come
 LAST = 10  # rounds whose evaluations are in the mean of the last ones
 ACCURACIES = ("final_accuracy", "best_accuracy", "last10_accuracy")
+MEANT_OVER_ROUNDS = ("gradient_norm",)  # of which theorems bound the least, or the mean over the rounds
 # Columns of the history that are not measurements of the model.
 OTHER = (
     "round",
@@ -82,10 +83,14 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
     for column in [key for key in history[-1] if key not in OTHER]:
         if isinstance(history[-1][column], int | float):
             found[f"final_{column}"] = history[-1][column]
+    for column in [key for key in MEANT_OVER_ROUNDS if key in history[-1]]:
+        values = measured(history, column)
+        found |= {f"least_{column}": min(values), f"mean_{column}": statistics.fmean(values)}
     both, up = floats_sent(history), floats_sent(history, ("up",))
     found |= {"floats": both[-1], "up": up[-1], "seconds": sum(row["seconds"] for row in history)}
     if cost is not None:
         found["cost"] = len(history) * cost
+    found["dropped"] = sum(row["dropped"] + len(row.get("warmup_faults", ())) for row in history)
     if outcome.memory_mb is not None:
         found["memory_mb"] = outcome.memory_mb
     for number, target in enumerate(targets):
@@ -118,7 +123,7 @@ def summarise(
         for kind in ("rounds", "floats", "up") + (("cost",) if cost is not None else ()):
             row |= moments(f"{kind}_to_{name}", runs)
             row |= {f"reached_{key}": z for key, z in moments(f"{kind}_to_{name}", there).items()}
-    for name in (*ACCURACIES, "floats", "up", "seconds", "memory_mb"):
+    for name in (*ACCURACIES, "floats", "up", "dropped", "seconds", "memory_mb"):
         row |= moments(name, runs)
     for name in dict.fromkeys(key for run in runs for key in run):
         if name not in row:

@@ -18,6 +18,7 @@ from fedkeel.study.cells import (
     differs,
     in_paper_units,
     missing,
+    not_reached,
     paper_heads,
     place_of,
     table_cells,
@@ -121,9 +122,13 @@ def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> str
     notes = []
     if any(row["targets"] for row in rows):
         notes.append("Floats: up and down, per participating client, until the target (4 bytes each).")
-        notes.append(f">{rows[0]['rounds']}: not reached by all seeds (2/3: by two of three).")
+        notes.append(f"{not_reached(rows)}.")
         if any(row.get("cost") is not None for row in rows):
             notes.append("Paper's cost: in the units in which the paper counts communication.")
+    if any(row["dropped"] for row in rows):
+        notes.append(
+            "Dropped answers: of clients that failed or sent no numbers, in a run; metrics.jsonl says whose and why."
+        )
     if (every := max(row["evaluate_every"] for row in rows)) > 1:
         notes.append(f"Accuracy is measured every {every} rounds.")
     if results["axes"] and len(rows) > MANY:

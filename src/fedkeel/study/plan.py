@@ -153,7 +153,7 @@ def is_complete(job: Job, grid: Collection[str] = ()) -> bool:
     if job.fresh or not directory.holds_run(job.out):
         return False
     if (other := directory.differing(job.out, job.config)) and other.keys() <= set(grid):
-        job.fresh, job.replaces = True, ", ".join(f"{key} = {plain(then)}" for key, (then, _) in other.items())
+        job.fresh, job.replaces = True, ", ".join(f"{key} = {plain(then, key)}" for key, (then, _) in other.items())
         return False
     if different := directory.difference(job.out, job.config):
         runs.task(job.config)  # a setting that is wrong by itself is the better message

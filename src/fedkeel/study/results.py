@@ -81,11 +81,12 @@ def _versions(found: Sequence[Found]) -> dict[str, str]:
 
 def _row(study: Study, found: Found) -> Row:
     branch = found.branch
+    config = branch.at(found.chosen, branch.seeds[0], study.resplit)  # a grid may be over rounds, too
     row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
     row |= {"targets": list(branch.targets), "chosen": found.chosen, "paper": _printed(study, found)}
-    row["evaluate_every"] = branch.config.evaluate_every
+    row["evaluate_every"] = config.evaluate_every
     cost = branch.cost_of(found.chosen)
-    return row | summarise(branch.method, found.outcomes, branch.targets, branch.config.rounds, study.target_on, cost)
+    return row | summarise(branch.method, found.outcomes, branch.targets, config.rounds, study.target_on, cost)
 
 
 def _searches(study: Study, found: Sequence[Found]) -> list[dict[str, Any]]:
@@ -174,8 +175,8 @@ def read_origin(out: Path) -> dict[str, Any]:
     """The command of a study, where its runs lie, and how their data were split; {} if it is not told."""
     path = out / ORIGIN
     try:
-        return json.loads(path.read_text()) if path.exists() else {}
-    except (OSError, ValueError) as error:
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"out: {path} cannot be read: {error}") from None
 
 

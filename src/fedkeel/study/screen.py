@@ -15,6 +15,7 @@ from fedkeel.study.cells import (
     columns_of,
     differs,
     in_paper_units,
+    not_reached,
     paper_heads,
     place_of,
     robust_over,
@@ -34,10 +35,7 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
             screen.print(f"\n{case}", style="bold")
         _summary(mine, axes)
     if any(row["targets"] for row in rows):
-        screen.print(
-            "floats: up and down, per participating client, until the target; "
-            f">{rows[0]['rounds']}: not reached by all seeds (2/3: by two of three)"
-        )
+        screen.print(f"floats: up and down, per participating client, until the target; {not_reached(rows)}")
     for paper in results["paper"]:
         _beside_paper(rows, paper)
     for one in results["robustness"]:
@@ -47,9 +45,14 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
     for one in results["search"]:
         chosen = [trial for trial in one["trials"] if trial["chosen"]]
         values = {key: z for trial in chosen for key, z in trial.items() if key not in ("score", "error", "chosen")}
-        told = one["note"] or ", ".join(f"{key} {plain(z)}" for key, z in values.items())
+        told = one["note"] or ", ".join(f"{key} {plain(z, key)}" for key, z in values.items())
         if told:
             screen.print(f"search: {one['name']}: {told}", soft_wrap=True)
+    for row in [row for row in rows if row["dropped"]]:
+        screen.print(
+            f"dropped: {row['name']}: {row['dropped']:.4g} answers of clients a run; metrics.jsonl says whose and why",
+            soft_wrap=True,
+        )
     for row in rows:
         for seed, why in row["errors"].items():
             screen.print(f"failed: {row['name']} seed {seed}: {why}", soft_wrap=True)
@@ -76,7 +79,7 @@ def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
     with_number = [row for row in rows if metric in row["paper"]]
     if not with_number:
         return
-    unit = "%" if metric.endswith("accuracy") else ""
+    unit = ", %," if metric.endswith("accuracy") else ""
     made = table("method", "", *(f">{column}" for column in paper_heads(with_number, paper)))
     for column in made.columns:
         column.no_wrap = False
@@ -87,7 +90,7 @@ def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
         theirs = [str(mine[z]["paper"][metric]) if z in mine else "" for z in paper["at"]]
         made.add_row(method, "ours", *ours)
         made.add_row("", "paper", *theirs, style="dim")
-    console().print(f"\n{metric.replace('_', ' ')} {unit} beside {paper['where'] or 'the paper'}", style="bold")
+    console().print(f"\n{metric.replace('_', ' ')}{unit} beside {paper['where'] or 'the paper'}", style="bold")
     console().print(made)
     if any(differs(row, paper) for row in with_number):
         console().print(APART)

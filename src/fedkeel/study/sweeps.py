@@ -96,8 +96,8 @@ def _over_axis(rows: Sequence[Row], at: list[float], metric: str) -> Series:
 def _heat_maps(rows: Sequence[Row], case: str, axes: Mapping[str, Sequence[Any]], metric: str) -> list[Figure]:
     """One per method; their colours mean the same."""
     (down, downs), (across, acrosses) = axes.items()
-    x = Axis(across, names=[plain(z) for z in acrosses])
-    y = Axis(down, names=[plain(z) for z in downs])
+    x = Axis(across, names=[plain(z, across) for z in acrosses])
+    y = Axis(down, names=[plain(z, down) for z in downs])
     good = [row[metric] for row in rows if row[metric] is not None]
     span = (min(good), max(good)) if good else (0.0, 1.0)
     found = []
