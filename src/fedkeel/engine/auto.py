@@ -72,7 +72,7 @@ def _try_vectorized(work: Work, store: Store, jobs: Jobs) -> float | None:
         engine = Vectorized(work, store)
         if _timed(engine, store, jobs) is None:
             return None
-        return _fastest(engine, store, jobs) / max(jobs.K)
+        return float(_fastest(engine, store, jobs)) / max(jobs.K)
     except Exception:  # whatever functorch cannot do with this model, the other engines can
         return None
 

@@ -133,7 +133,7 @@ def _gradients(seen: Seen) -> Iterator[tuple[int, Tensor]]:
         yield client, steps.full_grad(seen.new.x)
 
 
-def _tracked(record: Any) -> Tensor | None:
+def _tracked(record: Any) -> Any:
     """The control variate in a record of a client or server, if it has one."""
     return next((getattr(record, name) for name in TRACKED if hasattr(record, name)), None)
 

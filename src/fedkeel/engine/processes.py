@@ -145,7 +145,7 @@ class Processes:
         torch.set_grad_enabled(False)
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             while True:
-                portions, faults = pipe.recv(), {}
+                portions, faults = pipe.recv(), {}  # type: tuple[Any, dict[int, str]]
                 while (ticket := self.tickets.draw()) < len(portions):
                     self._run_portion(number, portions[ticket], faults)
                 pipe.send(faults)

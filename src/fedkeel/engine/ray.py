@@ -113,7 +113,7 @@ class Ray:
             raise
 
     def _start(self) -> Worker:
-        actor = self.make.remote()
+        actor: Any = self.make.remote()
         return Worker(actor, deque([(actor.start.remote(*self.setup), [])]), since=time.monotonic())
 
     def run(self, jobs: Jobs) -> Uploads:

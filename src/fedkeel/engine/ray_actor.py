@@ -52,7 +52,7 @@ def pack(work: Work, initial: Any) -> tuple[bytes, dict[str, Any]]:
     from ray import cloudpickle
 
     fed = {one.name: getattr(work.fed, one.name) for one in dataclasses.fields(work.fed) if one.name != "test"}
-    data = {name: (as_bytes(z), z.dtype, z.shape) for name, z in fed.items() if isinstance(z, Tensor)}
+    data: dict[str, Any] = {name: (as_bytes(z), z.dtype, z.shape) for name, z in fed.items() if isinstance(z, Tensor)}
     data |= {name: z for name, z in fed.items() if isinstance(z, np.ndarray)}
     parts = {one.name: getattr(work, one.name) for one in dataclasses.fields(work)}
     parts["fed"] = {name: z for name, z in fed.items() if name not in data}
@@ -149,8 +149,8 @@ class Actor:
             if mem is not None:
                 mem.put(j, result.mem)
         rows = [record_bytes(up.record), [] if mem is None else record_bytes(mem.record), [as_bytes(statistics)]]
-        up, mem, statistics = ([z.reshape(n, -1) for z in group] for group in rows)
-        return Answer(up, mem, statistics[0], losses, faults, time.perf_counter() - start)
+        sent_up, sent_mem, (sent_statistics,) = ([z.reshape(n, -1) for z in group] for group in rows)
+        return Answer(sent_up, sent_mem, sent_statistics, losses, faults, time.perf_counter() - start)
 
     def _samples(self, t: int, tasks: list[Task]) -> Iterator[Samples | None]:
         """What each client sees, fetched for several together; None where that failed: each by itself, then, to find out

@@ -6,6 +6,7 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,11 +110,11 @@ class Settings:
 
 def _plain_cohort(cohort: object) -> int | float | list[list[int]]:
     """A cohort of whatever numbers and sequences as Python's own."""
-    value = cohort.tolist() if isinstance(cohort, np.ndarray) else cohort
+    value: Any = cohort.tolist() if isinstance(cohort, np.ndarray) else cohort
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     try:
-        return [[operator.index(i) for i in ids] for ids in value]  # type: ignore[attr-defined]
+        return [[operator.index(i) for i in ids] for ids in value]
     except TypeError:
         raise refuse("cohort", cohort, "a count, a fraction or a list of client ids per round") from None
 
