@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import fedkeel as fk
-from fedkeel import config as runs
+from fedkeel import runs
+from fedkeel.config import RunConfig
 
 
 def seconds(make: Callable[[], Any], fed: fk.Federation) -> float:
@@ -26,7 +27,7 @@ def seconds(make: Callable[[], Any], fed: fk.Federation) -> float:
 
 
 def main(folder: str, data: str = "sst2", layers: str = "2") -> None:
-    config = runs.RunConfig(data=data, model=f"hf:{folder}", split="iid", lora_layers=int(layers), lora_rank=8)
+    config = RunConfig(data=data, model=f"hf:{folder}", split="iid", lora_layers=int(layers), lora_rank=8)
     make, fed = runs.task(config)
     fed.test = None
     states = make()[0].hidden.states

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from fedkeel import config, directory
+from fedkeel import config, directory, runs
 from fedkeel.config import RunConfig
 from fedkeel.study import compare as study
 from fedkeel.study.cells import cells
@@ -111,7 +111,7 @@ def test_complete_runs_are_not_run_again(fedkeel, monkeypatch):
     def never(*_, **__):
         raise AssertionError("a run was started")
 
-    monkeypatch.setattr("fedkeel.config.run", never)
+    monkeypatch.setattr("fedkeel.runs.run", never)
     code, again, err = fedkeel(*words)
     assert (code, again) == (0, out)
     assert "4 of 4 runs are complete already" in err
@@ -140,7 +140,7 @@ def test_a_failing_method_stops_no_other(fedkeel, tmp_path):
 
 def test_an_interrupted_comparison_goes_on(fedkeel, monkeypatch):
     words = ["compare", *FLAGS, "--algorithms", "fedavg,scaffold", "--seeds", "1", "--jobs", "1"]
-    whole = config.run
+    whole = runs.run
 
     def interrupted(one, *rest, **options):
         if one.algorithm == "scaffold":
@@ -148,7 +148,7 @@ def test_an_interrupted_comparison_goes_on(fedkeel, monkeypatch):
         return whole(one, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedkeel.config.run", interrupted)
+        patch.setattr("fedkeel.runs.run", interrupted)
         code, _, err = fedkeel(*words)
     assert code == 130
     assert err.splitlines()[-1] == f"interrupted; go on with: fedkeel {' '.join(words)}"

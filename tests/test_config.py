@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel import config, directory
+from fedkeel import config, directory, runs
 from fedkeel.config import RunConfig
 from fedkeel.fields import SETTINGS
 
@@ -82,7 +82,7 @@ def test_errors_have_one_line(values, message):
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_written(values, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
-        config.run(RunConfig(**values), tmp_path / "run", progress=False)
+        runs.run(RunConfig(**values), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -108,22 +108,22 @@ def test_new_values_replace_what_they_make_meaningless():
     ],
 )
 def test_what_a_run_writes_can_be_run_again_with_the_same_bits(values, tmp_path):
-    first = config.run(RunConfig(**SMALL | values), tmp_path / "a", progress=False)
-    again = config.run(config.read(tmp_path / "a" / "config.toml"), tmp_path / "b", progress=False)
+    first = runs.run(RunConfig(**SMALL | values), tmp_path / "a", progress=False)
+    again = runs.run(config.read(tmp_path / "a" / "config.toml"), tmp_path / "b", progress=False)
     assert torch.equal(first.params, again.params)
     assert (tmp_path / "a" / "config.toml").read_text() == (tmp_path / "b" / "config.toml").read_text()
 
 
 def test_seeds_leave_the_split_alone():
-    one, other = (config.federation(config.resolve(RunConfig(seed=seed))) for seed in (0, 1))
+    one, other = (runs.federation(config.resolve(RunConfig(seed=seed))) for seed in (0, 1))
     assert one.fingerprint() == other.fingerprint()
-    assert config.federation(config.resolve(RunConfig(split_seed=1))).fingerprint() != one.fingerprint()
+    assert runs.federation(config.resolve(RunConfig(split_seed=1))).fingerprint() != one.fingerprint()
 
 
 def test_resume_goes_on_and_ends_where_an_unbroken_run_ends(tmp_path):
-    config.run(RunConfig(**SMALL), tmp_path / "a", progress=False)
+    runs.run(RunConfig(**SMALL), tmp_path / "a", progress=False)
     longer = fk.resume(tmp_path / "a", progress=False, rounds=5)
-    unbroken = config.run(RunConfig(**SMALL | {"rounds": 5}), progress=False)
+    unbroken = runs.run(RunConfig(**SMALL | {"rounds": 5}), progress=False)
     assert torch.equal(longer.params, unbroken.params)
     assert len(longer.history) == 5
     assert tomllib.loads((tmp_path / "a" / "config.toml").read_text())["rounds"] == 5
@@ -160,7 +160,7 @@ def test_files_are_utf8_whatever_the_locale(tmp_path):
 
 def test_the_directory_says_what_differs(tmp_path):
     plain = config.resolve(RunConfig(**SMALL))
-    config.run(plain, tmp_path, progress=False)
+    runs.run(plain, tmp_path, progress=False)
     assert directory.difference(tmp_path, plain) is None
     assert directory.difference(tmp_path, plain.changed(engine="processes", workers=2)) is None
     for change, words in [
@@ -174,7 +174,7 @@ def test_the_directory_says_what_differs(tmp_path):
 def test_a_hyperparameter_that_came_later_had_its_default(tmp_path):
     """Runs, complete or not, are not lost when a method gets one more option."""
     lamb = config.resolve(RunConfig(**SMALL | {"algorithm": "fed-lamb", "hyperparameters": {}}))
-    config.run(lamb, tmp_path, progress=False)
+    runs.run(lamb, tmp_path, progress=False)
     path, name = tmp_path / "config.toml", "first_round"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith(name)))
     assert name not in path.read_text()
@@ -186,17 +186,17 @@ def test_a_hyperparameter_that_came_later_had_its_default(tmp_path):
     text = b', \\"first_round\\": \\"frozen\\"'
     assert data.count(text) == 1
     checkpoint.write_bytes(data.replace(text, b" " * len(text)))  # the header keeps its length
-    longer = config.run(lamb.changed(rounds=4), tmp_path, resume=True, progress=False)
+    longer = runs.run(lamb.changed(rounds=4), tmp_path, resume=True, progress=False)
     assert len(longer.history) == 4
     checkpoint.write_bytes(data.replace(text, b" " * len(text)))
     with pytest.raises(ValueError, match="first_round is 'local_v' now, but 'frozen' in the checkpoint"):
-        config.run(other.changed(rounds=4), tmp_path, resume=True, progress=False)
+        runs.run(other.changed(rounds=4), tmp_path, resume=True, progress=False)
 
 
 def test_replacing_a_run_leaves_other_files_alone(tmp_path):
-    config.run(RunConfig(**SMALL), tmp_path, progress=False)
+    runs.run(RunConfig(**SMALL), tmp_path, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
-    new = config.run(RunConfig(**SMALL | {"seed": 1}), tmp_path, progress=False, fresh=True)
+    new = runs.run(RunConfig(**SMALL | {"seed": 1}), tmp_path, progress=False, fresh=True)
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert [row["round"] for row in directory.history(tmp_path)] == [0, 1, 2]
     assert directory.summary(tmp_path, 3)["final_accuracy"] == new.summary()["final_accuracy"]

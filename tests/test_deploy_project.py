@@ -18,9 +18,10 @@ from flwr.common.config import flatten_dict
 from safetensors.torch import load_file
 
 from fedkeel.cli import main
-from fedkeel.config import RunConfig, read, resolve, run
+from fedkeel.config import RunConfig, read, resolve
 from fedkeel.deploy import roster
 from fedkeel.deploy.project import client_app, config_of, server_app
+from fedkeel.runs import run
 from tests.flower_grid import HereGrid, context
 
 TASK = {"clients": 3, "cohort": 2, "rounds": 3, "model": "logistic", "local_steps": 2, "weights": "samples"}

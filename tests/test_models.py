@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedkeel as fk
-from fedkeel import config
+from fedkeel import runs
 from fedkeel.config import RunConfig
 from fedkeel.engine.vectorized import cannot_vectorize
 from fedkeel.models import DENSE, IMAGES, MODELS, TEXT, make_model
@@ -328,11 +328,11 @@ def test_the_smallest_images_are_taken_and_smaller_ones_refused(name: str) -> No
 def test_a_federation_tells_its_vocabulary_and_classes() -> None:
     fed = federation("lstm")
     fed.classes = 5
-    make, _ = config.task(RunConfig(model="lstm"), fed)
+    make, _ = runs.task(RunConfig(model="lstm"), fed)
     assert make()[0].embedding.num_embeddings == 11
     assert make()[1].out_features == 5
     fed.classes = None
-    assert config.task(RunConfig(model="lstm"), fed)[0]()[1].out_features == int(fed.y.max()) + 1
+    assert runs.task(RunConfig(model="lstm"), fed)[0]()[1].out_features == int(fed.y.max()) + 1
 
 
 # The user's own -------------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_faulty_factories(mine: str, name: str, message: str) -> None:
 
 def test_a_model_of_ones_own_runs_and_resumes_by_name(mine: str, tmp_path: Path) -> None:
     plan = RunConfig(model="my_nets:sized", clients=5, cohort=2, rounds=1, local_steps=1, engine="sequential")
-    config.run(plan, tmp_path / "run", progress=False)
+    runs.run(plan, tmp_path / "run", progress=False)
     again = fk.resume(tmp_path / "run", rounds=2, progress=False)
     assert len(again.history) == 2
     assert len(again.params) == 650

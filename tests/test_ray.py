@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
 from fedkeel import cli
-from fedkeel.config import RunConfig
+from fedkeel.config import RunConfig, resolve
 from tests import test_engines, test_faults
 from tests.processes import until
 from tests.test_engines import PLENTY, dropout_net, norm_net, same
@@ -331,8 +331,7 @@ def test_what_workers_ask_for(monkeypatch: pytest.MonkeyPatch, total: Any, asked
 @pytest.mark.parametrize("shared", [True, False])
 def test_whole_runs(free: Any, tmp_path: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nodes do not see the directories of the driver, the results are sent; a run that fails stops no other."""
-    from fedkeel import config as runs
-    from fedkeel import directory
+    from fedkeel import directory, runs
     from fedkeel.study import ray_runs
 
     if not shared:
@@ -348,5 +347,5 @@ def test_whole_runs(free: Any, tmp_path: Path, shared: bool, monkeypatch: pytest
         straight = runs.run(config.changed(engine="sequential"), progress=False)
         assert directory.summary(out, 3)["final_accuracy"] == straight.history[-1]["test_accuracy"]
         assert [row["train_loss"] for row in directory.history(out)] == [row["train_loss"] for row in straight.history]
-        assert directory.difference(out, runs.resolve(config)) is None
+        assert directory.difference(out, resolve(config)) is None
         assert not list(out.glob(".*"))

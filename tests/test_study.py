@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel import config
+from fedkeel import config, runs
 from fedkeel.study.cells import in_paper_units
 from fedkeel.study.compare import carry_out
 from fedkeel.study.edit import add_axes, choose_cases, choose_methods, override, set_values
@@ -234,14 +234,14 @@ def test_more_values_of_an_axis_run_only_those(fedkeel, tmp_path):
 
 
 def test_a_run_that_dies_takes_nothing_with_it(tmp_path, monkeypatch):
-    whole = config.run
+    whole = runs.run
 
     def dies(one, *rest, **options):
         if one.algorithm == "scaffold":
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(one, *rest, **options)
 
-    monkeypatch.setattr("fedkeel.config.run", dies)
+    monkeypatch.setattr("fedkeel.runs.run", dies)
     study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 1})
     fedavg, scaffold = carry_out(study, tmp_path, jobs=2, progress=False)["rows"]
     assert fedavg["seeds"] == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedkeel import config
+from fedkeel import runs
 from fedkeel.config import RunConfig
 from fedkeel.engine.checkpoint import check_same
 from fedkeel.engine.measure import METRICS
@@ -336,7 +336,7 @@ def test_the_ends_of_a_range_are_what_was_said():
 def test_every_column_of_a_run_is_known(tmp_path):
     task = TASK | {"rounds": 1, "weight_decay": 0.01}
     for name, metrics in {"scaffold": METRICS.keys() - {"qp"}, "gradma": METRICS.keys() - {"tracking"}}.items():
-        history = config.run(RunConfig(**task, algorithm=name, metrics=sorted(metrics)), progress=False).history
+        history = runs.run(RunConfig(**task, algorithm=name, metrics=sorted(metrics)), progress=False).history
         for on in ("test_accuracy", "train_accuracy"):
             found = of_run(Outcome(name, 0, history, memory_mb=1.0), [0.01] * 4, on, cost=1)
             assert [column for column in found if not is_column(column)] == []

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel import cli
-from fedkeel import config as runs
+from fedkeel import cli, runs
+from fedkeel.config import RunConfig, read_toml
 from fedkeel.data import sources
 from fedkeel.data.federation import Dataset
 from fedkeel.data.text import PAIR, Texts
@@ -92,7 +92,7 @@ def data(tmp_path, monkeypatch) -> Dataset:
     return made
 
 
-def config(model: str, **changes: Any) -> runs.RunConfig:
+def config(model: str, **changes: Any) -> RunConfig:
     settings: dict[str, Any] = {"data": "tiny", "split": "iid", "clients": 4, "cohort": 2, "rounds": 2, "local_steps": 2}
     settings |= {
         "batch_size": 6,
@@ -101,7 +101,7 @@ def config(model: str, **changes: Any) -> runs.RunConfig:
         "engine": "sequential",
         "lora_rank": 2,
     }
-    return runs.RunConfig(**settings | changes)
+    return RunConfig(**settings | changes)
 
 
 def train(model: str, **changes: Any) -> fk.Run:
@@ -308,7 +308,7 @@ def test_a_folder_on_the_command_line(folders: dict[str, str], tmp_path: Path, c
         str(tmp_path / "r"),
     ]
     assert fedkeel(*SMALL, *words) == 0
-    kept = runs.read_toml(tmp_path / "r" / "config.toml")
+    kept = read_toml(tmp_path / "r" / "config.toml")
     assert (kept["lora_rank"], kept["lora_targets"], kept["lora_layers"], kept["length"]) == (16, "auto", 1, 128)
     assert fedkeel(*SMALL, *words) == 0
     assert "holds this run already" in capsys.readouterr().out

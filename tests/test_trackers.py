@@ -118,7 +118,7 @@ def test_going_on_tells_the_trackers_too(fedkeel, monkeypatch):
     stand_in(monkeypatch, "tensorboard")
     monkeypatch.setattr("fedkeel.directory.holds_run", lambda path: True)
     monkeypatch.setattr("fedkeel.directory.difference", lambda *_: None)
-    monkeypatch.setattr("fedkeel.config.run", interrupted)
+    monkeypatch.setattr("fedkeel.runs.run", interrupted)
     code, _, err = fedkeel("run", "--rounds", "3", "--tensorboard", "my tb")
     assert (code, err.splitlines()[-1]) == (130, "interrupted; go on with: fedkeel run --rounds 3 --tensorboard 'my tb'")
 

@@ -20,13 +20,12 @@ _PUBLIC = {
     "from_folder": "fedkeel.data.own:from_folder",
     "from_hub": "fedkeel.data.hub:from_hub",
     "load": "fedkeel.data.sources:load",
-    "resume": "fedkeel.config:resume",
+    "resume": "fedkeel.runs:resume",
     "train": "fedkeel.engine.train:train",
 }
 __all__ = sorted(_PUBLIC)
 
 if TYPE_CHECKING:
-    from fedkeel.config import resume
     from fedkeel.core.algorithm import Algorithm, algorithms
     from fedkeel.core.algorithm import make as algorithm
     from fedkeel.data.federation import Dataset, Federation
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from fedkeel.engine.faults import RoundError
     from fedkeel.engine.run import Run
     from fedkeel.engine.train import train
+    from fedkeel.runs import resume
 
 
 def __getattr__(name: str) -> Any:

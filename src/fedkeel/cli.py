@@ -86,11 +86,11 @@ def run(
 
     The same command again continues a run that was stopped, or shows one that is complete.
     """
-    from fedkeel import config as runs
+    from fedkeel.config import read_settings, resolve
     from fedkeel.study import trackers
 
-    given = runs.read_study(study) if study else {}
-    config = runs.resolve(merged(given, settings, ctx.args))
+    given = read_settings(study) if study else {}
+    config = resolve(merged(given, settings, ctx.args))
     out = out or Path("runs") / f"{config.data}-{config.algorithm}-seed{config.seed}"
     places = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
     asked = {name: place for name, place in places.items() if place is not None}
@@ -104,9 +104,10 @@ def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Directory of a run. [dim]E.g. runs/x[/dim]")],
 ) -> None:
     """Go on with a run that was stopped, from its last checkpoint."""
-    from fedkeel import config as runs
+    from fedkeel import runs
+    from fedkeel.config import resolve
 
-    _train(runs.resolve(runs.stored(directory)), directory, fresh=False)
+    _train(resolve(runs.stored(directory)), directory, fresh=False)
 
 
 def _train(
@@ -114,8 +115,7 @@ def _train(
 ) -> None:
     """Runs, continues or shows the run in `out`, whichever it needs. trackers: who else is told every round. again: how to
     go on, if not by `resume`."""
-    from fedkeel import config as runs
-    from fedkeel import directory, show
+    from fedkeel import directory, runs, show
     from fedkeel.progress import RoundBar
     from fedkeel.study.trackers import tracked
 
@@ -206,10 +206,10 @@ def show_dataset(
     ] = None,
 ) -> None:
     """Split a data set among clients and show how unlike they are: sizes, label entropy, who has which classes."""
-    from fedkeel import config as runs
-    from fedkeel import show
+    from fedkeel import runs, show
+    from fedkeel.config import with_split_defaults
 
-    show.split_table(runs.federation(runs.with_split_defaults(merged({"data": name}, settings))), plot)
+    show.split_table(runs.federation(with_split_defaults(merged({"data": name}, settings))), plot)
 
 
 @deploy_app.command("init")

@@ -1,25 +1,17 @@
-"""A run whose data, model and algorithm have names: what a study file says, what a run's directory keeps.
+"""What a study file says of a run whose data, model and algorithm have names, and what the run's directory keeps.
 
-Importing this module loads neither torch nor numpy; what trains does.
+Importing this module loads neither torch nor numpy.
 """
 
 from __future__ import annotations
 
-import os
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedkeel.fields import LOCAL_STEPS, SETTINGS
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fedkeel.data.federation import Dataset, Federation
-    from fedkeel.engine.run import Run
 
 # For the splits that take them; None: the split's own.
 SPLIT_OPTIONS = {"concentration": 0.1, "sizes": None, "beta_a": 2.0, "beta_b": 5.0, "per_client": 2}
@@ -146,7 +138,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"study: {path} is not a TOML file: {' '.join(str(error).split())}") from None
 
 
-def read_study(path: str | Path) -> dict[str, Any]:
+def read_settings(path: str | Path) -> dict[str, Any]:
     """The settings in a study file; a run's config.toml is one, unless it was made from Python objects."""
     values = read_toml(path)
     if "note" in values:
@@ -156,10 +148,10 @@ def read_study(path: str | Path) -> dict[str, Any]:
 
 def read(path: str | Path) -> RunConfig:
     """The run that a study file describes."""
-    return RunConfig(**read_study(path))
+    return RunConfig(**read_settings(path))
 
 
-# Running --------------------------------------------------------------------------------------------------------------
+# Checked, with every default written out ------------------------------------------------------------------------------
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -173,7 +165,7 @@ def resolve(config: RunConfig) -> RunConfig:
     algo = make(config.algorithm, **config.hyperparameters)
     check_metrics(config.metrics, algo)
     names = [field.name for field in dataclasses.fields(Settings)]
-    settings = Settings(**{key: value for key, value in _settings(config).items() if key in names})
+    settings = Settings(**{key: value for key, value in settings_of(config).items() if key in names})
     settings.check_clients(config.clients)
     check_engine(config.engine)
     cohort = settings.largest_cohort(config.clients)
@@ -209,7 +201,7 @@ def _options_of(split: str) -> set[str]:
     return {key for key in SPLIT_OPTIONS if key in takes}
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
+def settings_of(config: RunConfig) -> dict[str, Any]:
     """The keywords of `train` that a config holds as they are."""
     keys = ("rounds", "cohort", "local_steps", "weight_decay", "lr_decay", "clip", "weights", "seed", "engine", "device")
     values = {
@@ -218,99 +210,3 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     }
     batch_size = None if config.batch_size == "all" else config.batch_size
     return values | {"batch_size": batch_size, "local_epochs": 1 if config.local_epochs is None else config.local_epochs}
-
-
-def federation(config: RunConfig, data: Dataset | None = None) -> Federation:
-    """The clients of a run and their data. data: what its name stands for, if that is loaded already."""
-    from fedkeel.data.sources import load
-
-    options = {key: getattr(config, key) for key in SPLIT_OPTIONS if getattr(config, key) is not None}
-    data = data or load(config.data, config.data_dir, config.augment)
-    return data.split(config.split, clients=config.clients, seed=config.split_seed, **options)
-
-
-def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[], nn.Module], Federation]:
-    """What makes the model, and the data as it reads them; wrong names and numbers of either are found here."""
-    fed = _readable(config, fed or federation(config))
-    make = _maker(config, fed)
-    make()
-    return make, fed
-
-
-def _readable(config: RunConfig, fed: Federation) -> Federation:
-    """The federation with token ids in the place of texts."""
-    from fedkeel.data.text import Texts, Words, tokenised
-
-    tokenizer: Any = None
-    if config.model.startswith(PRETRAINED):
-        from fedkeel.text.backbone import load_tokenizer, need_extra
-
-        need_extra()
-        tokenizer = load_tokenizer(config.model.removeprefix(PRETRAINED))
-    if isinstance(fed.x, Texts):
-        return tokenised(fed, tokenizer or Words(fed.x), config.length)
-    if tokenizer and fed.vocabulary != tokenizer.vocabulary:
-        raise ValueError(f"model: {config.model!r} reads texts, and data {config.data!r} are none")
-    return fed
-
-
-def _maker(config: RunConfig, fed: Federation) -> Callable[[], nn.Module]:
-    from fedkeel.models import make_model
-
-    shape, classes, vocabulary = fed.shape, fed.classes or int(fed.y.max()) + 1, fed.vocabulary
-    if not config.model.startswith(PRETRAINED):
-        return lambda: make_model(config.model, shape, classes, vocabulary)
-    from fedkeel.text.classifier import Lora, classifier
-
-    config = with_lora_defaults(config)
-    lora = Lora(config.lora_rank, config.lora_alpha, config.lora_targets, config.lora_layers)  # type: ignore[arg-type]
-    texts = [fed.x] + ([] if fed.test is None else [fed.test[0]])
-    return classifier(config.model.removeprefix(PRETRAINED), classes, lora, texts)
-
-
-def run(
-    config: RunConfig,
-    out: str | Path | None = None,
-    resume: bool = False,
-    progress: bool | Callable[[dict[str, Any]], None] = True,
-    *,
-    fresh: bool = False,
-    fed: Federation | None = None,
-) -> Run:
-    """Trains as the config says.  fresh: a run that `out` holds is replaced.  fed: the config's data, if they are loaded."""
-    from fedkeel import directory
-    from fedkeel.core.algorithm import make
-    from fedkeel.engine.train import train
-
-    config = resolve(config)
-    model, fed = task(config, fed)
-    if out is not None and fresh:
-        directory.clear(Path(out))
-    return train(
-        model,
-        fed,
-        make(config.algorithm, **config.hyperparameters),
-        out=out,
-        resume=resume,
-        progress=progress,
-        config=config.model_dump(exclude_none=True),
-        **_settings(config),
-    )
-
-
-def resume(path: str | Path, *, progress: bool | Callable[[dict[str, Any]], None] = True, **changes: Any) -> Run:
-    """Goes on with the run in a directory, e.g. `fk.resume("runs/x", rounds=200)`; a complete run is read back.
-
-    changes: new values of rounds, evaluate_every or of the engine's settings; anything else would be another run.
-    """
-    return run(stored(path).changed(**changes), path, resume=True, progress=progress)
-
-
-def stored(path: str | Path) -> RunConfig:
-    """The config of the run in a directory."""
-    if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"resume: expected the directory of a run, not {type(path).__name__}")
-    path = Path(path)
-    if not (path / "config.toml").exists():
-        raise ValueError(f"resume: {path} holds no run (there is no {path / 'config.toml'})")
-    return read(path / "config.toml")

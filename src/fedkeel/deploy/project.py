@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.config import RunConfig, read, resolve, stored
+from fedkeel.config import RunConfig, read, resolve, settings_of
+from fedkeel.runs import stored
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -113,8 +114,8 @@ def _node(context: Context) -> Node:
 @functools.lru_cache(maxsize=1)
 def _node_for(run_config: str) -> Node:
     """Made once in a process: in a simulation it serves many clients."""
-    from fedkeel.config import task
     from fedkeel.deploy.client import Node
+    from fedkeel.runs import task
 
     config = config_of(json.loads(run_config))
     model, fed = task(config)
@@ -122,14 +123,14 @@ def _node_for(run_config: str) -> Node:
 
 
 def _serve(grid: Grid, context: Context) -> None:
-    from fedkeel.config import _settings, task
     from fedkeel.core.algorithm import make
     from fedkeel.deploy.flower import LARGEST, serve
+    from fedkeel.runs import task
 
     config = resolve(config_of(context.run_config))
     own = {key: context.run_config.get(key) for key in OWN}
     model, fed = task(config)
-    settings = {key: z for key, z in _settings(config).items() if key not in ELSEWHERE}
+    settings = {key: z for key, z in settings_of(config).items() if key not in ELSEWHERE}
     serve(
         grid,
         model,

@@ -139,10 +139,10 @@ def report(
 
 
 def _read(study: Path | None) -> dict[str, Any]:
-    from fedkeel import config as runs
+    from fedkeel.config import read_settings
     from fedkeel.study.file import read_parts
 
-    values = runs.read_study(study) if study else {}
+    values = read_settings(study) if study else {}
     read_parts(values)  # options change a file part by part: each must be what it should be
     return values
 

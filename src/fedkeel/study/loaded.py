@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedkeel import config as runs
-from fedkeel import directory
+from fedkeel import directory, runs
 from fedkeel.config import RunConfig
 from fedkeel.fields import SETTINGS
 from fedkeel.study.plan import Job

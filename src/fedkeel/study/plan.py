@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeel import config as runs
-from fedkeel import directory
+from fedkeel import directory, runs
 from fedkeel.config import RunConfig
 from fedkeel.study.names import plain
 from fedkeel.study.numbers import NOT_RUN, Outcome, finite, of_run

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fedkeel import config as runs
+from fedkeel import runs
 from fedkeel.engine.checkpoint import StorageError
 from fedkeel.engine.faults import in_words
 from fedkeel.engine.processes import die_with, interrupts_wait

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkeel import config as runs
+from fedkeel import runs
 from fedkeel.config import RunConfig
 from fedkeel.engine.checkpoint import guarded, write_atomically
 from fedkeel.engine.faults import describe, in_words

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkeel import config as runs
-from fedkeel import directory
+from fedkeel import directory, runs
 from fedkeel.config import RunConfig
 from fedkeel.fields import SETTINGS
 from fedkeel.study.numbers import NOT_RUN

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkeel import config as runs
-from fedkeel import directory
+from fedkeel import directory, runs
+from fedkeel.config import RunConfig, read_settings, read_toml
 from fedkeel.engine.checkpoint import guarded, write_atomically
 from fedkeel.fields import SETTINGS
 from fedkeel.study import svg
@@ -45,7 +45,7 @@ def report(path: str | Path, png: bool = False) -> Path:
 def results_of(path: Path) -> dict[str, Any]:
     """What a study or run in a directory has found so far."""
     if (path / "study.toml").exists():
-        study = Study.read(runs.read_study(path / "study.toml"))
+        study = Study.read(read_settings(path / "study.toml"))
         lost = {"command": f"not kept ({ORIGIN} is missing); to run it again: fedkeel compare {path / 'study.toml'}"}
         origin = read_origin(path) or lost
         store = path / origin.get("store", ".")
@@ -66,7 +66,7 @@ def _single(path: Path) -> dict[str, Any]:
     history = directory.history(path)
     if not history:
         raise ValueError(f"report: the run in {path} has no complete round")
-    told = runs.read_toml(path / "config.toml")
+    told = read_toml(path / "config.toml")
     config = _of_objects(told) if "note" in told else runs.stored(path)
     config = config.changed(engine="auto")  # who ran the clients, a network perhaps, is no setting of a study
     task = config.model_dump(exclude_unset=True, exclude={"algorithm", "hyperparameters", "seed"})
@@ -81,13 +81,13 @@ def _single(path: Path) -> dict[str, Any]:
     return results | {"task": shown}
 
 
-def _of_objects(told: Mapping[str, Any]) -> runs.RunConfig:
+def _of_objects(told: Mapping[str, Any]) -> RunConfig:
     """The settings of a run whose model and data have no names, such as a deployed one with data of its own."""
     method = dict(told["algorithm"])
     left_out = ("algorithm", *(["local_epochs"] if "local_steps" in told else []))  # of which it then is a mere default
     known = {key: z for key, z in told.items() if key in SETTINGS and key not in left_out and not isinstance(z, list)}
     clients = max(int(known.get("cohort", 1)), SETTINGS["clients"].default)  # how many there were is not told
-    return runs.RunConfig(algorithm=method.pop("name"), hyperparameters=method, clients=clients, **known)
+    return RunConfig(algorithm=method.pop("name"), hyperparameters=method, clients=clients, **known)
 
 
 def write_report(results: Mapping[str, Any], out: Path, png: bool = False) -> Path:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkeel import config as runs
-from fedkeel import directory
+from fedkeel import directory, runs
 from fedkeel.engine.auto import cores
 from fedkeel.engine.checkpoint import guarded
 from fedkeel.engine.run import claim

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel import config as runs
-from fedkeel.config import RunConfig
+from fedkeel.config import RunConfig, resolve
 from fedkeel.core.rules import pick
 from fedkeel.engine.settings import Settings
 from fedkeel.fields import SETTINGS
@@ -62,7 +61,7 @@ class Branch:
     def at(self, values: Mapping[str, Any], seed: int, resplit: bool, **more: Any) -> RunConfig:
         """The run with these values of the grid, this seed and further settings, every default written out."""
         config = changed(self.config, values).changed(seed=seed, **more)
-        return runs.resolve(config.changed(split_seed=seed) if resplit else config)
+        return resolve(config.changed(split_seed=seed) if resplit else config)
 
     def cost_of(self, values: Mapping[str, Any]) -> float | None:
         """The paper's count with these values of the grid; a table's `tracking` is for the share of clients that track."""
