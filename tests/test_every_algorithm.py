@@ -15,6 +15,7 @@ import fedkeel as fk
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm, algorithms, down_record, lookup
 from fedkeel.core.dry import dry_run
 from fedkeel.core.flat import Layers
+from fedkeel.engine.measure import check as check_metrics
 from fedkeel.engine.settings import Settings
 from fedkeel.engine.train import make_flat
 from fedkeel.engine.work import Work
@@ -150,6 +151,7 @@ def test_a_fraction_of_tracking_clients_is_at_most_one(name: str, tracking: floa
         fk.algorithm(name, tracking=tracking).plan(Plan(N=10, S=5, K=1, T=1))
     with pytest.raises(ValueError, match="tracking = 6 is not allowed; at most all clients of a round can track, 5"):
         fk.algorithm(name, tracking=6).plan(Plan(N=10, S=5, K=1, T=1))
+    check_metrics(["drift", "consistency"], fk.algorithm(name, tracking=5))  # in a trial, one client stands for all
 
 
 @pytest.mark.parametrize("tracking", [0, 1, 0.5, 3, None])

@@ -214,6 +214,20 @@ def test_a_failing_warm_up_starts_again(tmp_path: Path) -> None:
     assert torch.equal(go().params, go(out=None, resume=False).params)
 
 
+def test_a_warm_up_in_which_everybody_fails_ends_soon_and_says_why() -> None:
+    calls = []
+
+    def broken(output: Tensor, target: Tensor) -> Tensor:
+        calls.append(1)
+        raise ArithmeticError("a slip in the loss")
+
+    fed = fk.Federation.from_arrays([(FED[i % N].x, FED[i % N].y) for i in range(60)])
+    with pytest.raises(fk.RoundError, match=r"0 of 10 clients answered.*a slip in the loss") as info:
+        fk.train(net, fed, "padamfed", rounds=1, cohort=2, loss=broken, engine="sequential", progress=False)
+    assert isinstance(info.value.__cause__, ArithmeticError)
+    assert len(calls) <= 12
+
+
 @pytest.mark.parametrize("cohort", [1, 3])
 @pytest.mark.parametrize("method", ["padamfed", "fafed"])
 def test_who_fails_in_the_warm_up_is_named_and_stops_nobody(method: str, cohort: int) -> None:

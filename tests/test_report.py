@@ -350,6 +350,9 @@ def test_numbers_of_another_task_are_not_comparable(options, accuracy, rounds):
     file = {"about": "The released code has another network, `--model mlp-bn`.", "paper": paper}
     told = tell_changes(file, options)["paper"]
     assert [one.get("comparable", True) for one in told] == [accuracy, rounds]
+    paper = [{"metric": "rounds_to_best"}, {"metric": "at_target_accuracy"}]  # by what they depend on, not by their names
+    told = tell_changes(file | {"paper": paper}, options)["paper"]
+    assert [one.get("comparable", True) for one in told] == [accuracy, rounds]
 
 
 def test_latex_takes_any_name(study):

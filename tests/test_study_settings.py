@@ -43,6 +43,8 @@ def read(**changes):
         ({"sweep": {"lr": [0.1, 0.2, 0.1]}}, "sweep: lr has 0.1 twice"),
         ({"sweep": {"lr": {"from": 0.1, "to": 0.1}}}, "sweep: lr has 0.1 twice"),
         ({"methods": {"x" * 300: {"algorithm": "fedavg"}}}, "is too long for the name of a directory"),
+        ({"methods": {"ж" * 150: {"algorithm": "fedavg"}}}, "is too long for the name of a directory"),
+        ({"cases": [{"name": "x" * 300}]}, "is too long for the name of a directory"),
         ({"methods": {"fedavg": {"cost": math.inf}}}, "cost = inf is not allowed; it must be a number >= 0"),
         ({"cases": [{"name": "*"}, {"name": "?"}]}, "'* | fedavg' and '? | fedavg' would share the directory _/fedavg"),
         ({"methods": {"fedavg": {"lr": [0.1, 0.2, 0.1]}}}, "methods: fedavg: the grid of lr has 0.1 twice"),
@@ -286,6 +288,13 @@ def test_one_client_is_not_all_of_them(tmp_path, method, key):
         check_same(kept, kept | {"settings": {"cohort": 1.0, "lr": 1}})
     with pytest.raises(ValueError, match=r"resume: tracking is 1 now, but 1\.0 in the checkpoint"):
         check_same(kept, kept | {"algorithm": {"lr": 1.0, "tracking": 1}})
+
+
+def test_the_report_knows_one_client_from_all(tmp_path):
+    methods = {"a": {"algorithm": "fedavg", "cohort": 1}, "b": {"algorithm": "fedavg", "cohort": 1.0}}
+    results = carry_out(read(rounds=1, methods=methods, seeds=1), tmp_path, jobs=1, progress=False)
+    assert "cohort" not in results["task"]
+    assert [repr(results["methods"][name]["cohort"]) for name in "ab"] == ["1", "1.0"]
 
 
 def test_a_grid_may_be_over_rounds(tmp_path):

@@ -36,10 +36,11 @@ class RoundBar:
 
     def __call__(self, row: dict[str, Any]) -> None:
         self.progress.update(self.task, completed=row["round"] + 1, score=score(row))
-        for client, why in row["faults"].items():
+        told = [("warm-up", one) for one in row.get("warmup_faults", {}).items()]
+        for when, (client, why) in told + [(f"round {row['round']}", one) for one in row["faults"].items()]:
             if why not in self.reasons and len(self.reasons) < MOST_REASONS:
                 self.reasons.add(why)
-                self.progress.console.print(f"round {row['round']}, client {client} dropped: {why}", markup=False)
+                self.progress.console.print(f"{when}, client {client} dropped: {why}", markup=False)
 
 
 def score(row: dict[str, Any]) -> str:

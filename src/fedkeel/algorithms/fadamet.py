@@ -61,7 +61,7 @@ class FAdamET(Algorithm):
     persist_vhat: bool = hp(False, "keep v_hat between a client's rounds instead of restarting it at v")
 
     def plan(self, p: Plan) -> Self:
-        check_part(self.name, self.tracking, p.S)
+        check_part(self.name, self.tracking, p)
         return self
 
     def init(self, x: Tensor) -> tuple[Server, Client]:

@@ -39,7 +39,7 @@ class Plan:
     S: int  # participants of a round, the most where rounds differ
     K: float  # local steps of a client, the mean where they differ
     T: int  # rounds
-    fewest: int | None = None  # participants of a round, where rounds differ
+    fewest: int | None = None  # participants of a round, the fewest where rounds differ; None: S
 
 
 class Algorithm(ABC):

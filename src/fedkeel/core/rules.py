@@ -78,10 +78,10 @@ def pick(rng: np.random.Generator, S: int, wanted: float | None) -> np.ndarray:
     return chosen
 
 
-def check_part(name: str, wanted: float | None, S: int) -> None:
-    """Refuses what `pick` could only misunderstand."""
-    if isinstance(wanted, int) and wanted > S:
-        raise ValueError(f"{name}: tracking = {wanted} is not allowed; at most all clients of a round can track, {S}")
+def check_part(name: str, wanted: float | None, p: Plan) -> None:
+    """Refuses what `pick` could only misunderstand; a single client stands for any number, in trials without data."""
+    if isinstance(wanted, int) and wanted > p.S and p.N > 1:
+        raise ValueError(f"{name}: tracking = {wanted} is not allowed; at most all clients of a round can track, {p.S}")
     if isinstance(wanted, float) and not 0 < wanted <= 1:
         raise ValueError(
             f"{name}: tracking = {wanted:g} is not allowed; a fraction is > 0 and <= 1, a count is written without a point"

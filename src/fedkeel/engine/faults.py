@@ -21,7 +21,7 @@ class RoundError(RuntimeError):
 
 
 class NotFinite(ValueError):
-    """A client's result contains NaN or infinity."""
+    """A record contains NaN or infinity."""
 
 
 def check_finite(*records: Any) -> None:

@@ -34,6 +34,7 @@ from fedkeel.engine.settings import Settings
 from fedkeel.engine.store import open_store
 from fedkeel.engine.work import Jobs, Private, Uploads, Work, one_thread
 
+HOPELESS = 10  # clients; if the first so many of a warm-up all fail, the others are not asked
 CHECKPOINT_SHARE = 0.03  # of the time may go into checkpoints
 
 
@@ -47,6 +48,7 @@ class Answers:
     faults: dict[str, str]  # client -> why it was dropped
     uploads: Any  # record of [S, ...]
     told: dict[str, Any]  # what else the row of the round shall say
+    cause: Exception | None  # the first fault, where it happened in this process
 
 
 def nobody(up: Any) -> Any:
@@ -180,7 +182,7 @@ class Trainer:
             else:
                 self.store.commit(jobs.ids[position], slot)
         loss = math.fsum((r.p * losses).tolist())  # exact: a dot product may depend on where the numbers lie
-        return Answers(r, self._cost_up(up, r), loss, faults, up, uploads.told)
+        return Answers(r, self._cost_up(up, r), loss, faults, up, uploads.told, uploads.cause)
 
     def _enough(self, jobs: Jobs, uploads: Uploads, faults: dict[str, str]) -> None:
         """Too few good answers stop the run, with a checkpoint from which it can go on."""
@@ -227,13 +229,15 @@ class Trainer:
     def _warm_up(self, runner: Any) -> None:
         """All clients once, a cohort's worth at a time; one that fails keeps its initial record, and is told in round 0."""
         faults: dict[str, str] = {}
+        cause: Exception | None = None
         for start in range(0, self.N, self.S):
             stop = min(start + self.S, self.N)
             jobs = self._jobs("warmup", -1, list(range(start, stop)))
             answers = self._exchange(runner, jobs, last=stop == self.N)
-            faults |= answers.faults
-        if error := self._too_few("warmup", -1, self.N, faults):
-            raise error
+            faults, cause = faults | answers.faults, cause or answers.cause
+            all_failed = len(faults) == stop >= HOPELESS
+            if error := self._too_few("warmup", -1, stop if all_failed else self.N, faults):  # who was not asked may answer
+                raise error from cause
         self.warmup = {"warmup_up": answers.up, "warmup_down": floats(jobs.down), "warmup_faults": faults}
         self.warm = True
         self._checkpoint(due=True)

@@ -14,7 +14,7 @@ from fedkeel.study.names import names_of, plain, safe
 if TYPE_CHECKING:
     from fedkeel.study.study import Branch
 
-LONGEST = 200  # letters of a directory's name; file systems take 255 bytes, and seeds and trials are added
+LONGEST = 200  # bytes of a directory's name; file systems take 255, and seeds and trials are added
 IN_TABLES = "methods have tables, [methods.NAME]"
 # Settings that the study itself gives to its runs -> what to do instead of sweeping over them.
 NO_AXES = {"seed": "give the runs their seeds by `seeds`", "algorithm": IN_TABLES, "hyperparameters": IN_TABLES}
@@ -123,7 +123,7 @@ def check_directories(branches: Sequence[Branch]) -> None:
     """Names may have any signs, directories may not: two branches must not end up in the same one."""
     known: dict[str, Branch] = {}
     for branch in branches:
-        if len(branch.slug.rpartition("/")[2]) > LONGEST:
+        if any(len(part.encode()) > LONGEST for part in branch.slug.split("/")):
             raise ValueError(f"study: '{branch.name[:40]}...' is too long for the name of a directory, at most {LONGEST}")
         if (other := known.setdefault(branch.slug, branch)) is not branch:
             raise ValueError(

@@ -53,14 +53,14 @@ def label_of(column: str) -> str:
     return "final " * (of_curve != column) + NAMES[of_curve]
 
 
-def _of_target(name: str) -> tuple[str, str] | None:
+def of_target(name: str) -> tuple[str, str] | None:
     """(what is counted, end of the target's columns) of a column that is about a target."""
     found = next(filter(None, (pattern.fullmatch(name) for pattern in OF_TARGET)), None)
     return None if found is None else (found[1], found[2])
 
 
 def is_column(name: str) -> bool:
-    return name in COLUMNS or _of_target(name) is not None
+    return name in COLUMNS or of_target(name) is not None
 
 
 def check_column(where: str, name: str) -> None:
@@ -78,7 +78,7 @@ def better_is_less(name: str) -> bool:
 def needs(name: str, branch: Branch, target_on: str) -> str | None:
     """What the runs of a branch lack to have a column, in words; None if nothing."""
     config, kind = branch.config, name
-    if about := _of_target(name):
+    if about := of_target(name):
         kind, end = about
         if end not in map(target_name, range(len(branch.targets))):
             return "a target" if end == "target" else "more targets, target = [0.8, 0.9]"

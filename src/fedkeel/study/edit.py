@@ -12,6 +12,7 @@ from fedkeel.config import REPLACES, RunConfig
 from fedkeel.directory import HOW
 from fedkeel.fields import SETTINGS
 from fedkeel.options import hyperparameters, literal
+from fedkeel.study.columns import of_target
 from fedkeel.study.file import split_keys
 from fedkeel.study.names import plain
 
@@ -169,7 +170,7 @@ def tell_changes(file: File, settings: Mapping[str, Any], others: Sequence[str] 
     about = f"Changed by options, in place of what is said below: {told}. {text}"
     task = {key for key, z in shown.items() if key not in NO_TASK and f"`--{key.replace('_', '-')} {plain(z)}`" not in text}
     paper = [
-        one | ({"comparable": False} if task - {"rounds" if "_to_" in one["metric"] else "target"} else {})
+        one | ({"comparable": False} if task - {"rounds" if of_target(one["metric"]) else "target"} else {})
         for one in file.get("paper", [])
     ]
     return file | {"about": about.strip(), "paper": paper}

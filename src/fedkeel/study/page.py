@@ -75,7 +75,7 @@ def _subtitle(results: Mapping[str, Any]) -> str:
     parts += [f"{task['rounds']} round{'s' * (task['rounds'] != 1)}"] if "rounds" in task else []
     if "cohort" in task:
         share = f"{task['cohort']:.0%} of the" if isinstance(task["cohort"], float) else str(task["cohort"])
-        parts.append(f"{share} clients a round")
+        parts.append(f"{share} client{'s' * (share != '1')} a round")
     many = f"mean over seeds {', '.join(map(str, seeds))}; ± and bands: standard deviation"
     return "; ".join([", ".join(parts)] * bool(parts) + [many if len(seeds) > 1 else f"seed {seeds[0]}"])
 

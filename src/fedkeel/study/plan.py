@@ -142,8 +142,10 @@ def clear(study: Study, store: Path) -> None:
     for first in [group[0] for group in study.groups() if group[0].grid]:
         points = (dict(zip(first.grid, point, strict=True)) for point in itertools.product(*first.grid.values()))
         paths += [path_of(store, first, study.search.seed, point) for point in points]
-    for path in filter(directory.holds_run, paths):
-        directory.clear(path)
+    for path in paths:
+        if directory.holds_run(path):
+            directory.clear(path)
+        directory.mark_failed(path, None)
 
 
 def is_complete(job: Job, grid: Collection[str] = ()) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from fedkeel.data.catalogue import IMAGES, TABLES
-from fedkeel.engine.checkpoint import guarded, write_atomically
+from fedkeel.engine.checkpoint import COUNT_OR_SHARE, alike, guarded, write_atomically
 from fedkeel.engine.run import as_toml
 from fedkeel.study.numbers import NOT_RUN, Row, curves, failures, finite, robust_width, summarise, target_name
 from fedkeel.study.plan import Found
@@ -31,7 +31,7 @@ def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str
     found = sorted(found, key=lambda one: order[one.branch.name])  # a search for all cases brings a method's together
     rows = [_row(study, one) for one in found]
     settings = [_settings(study, one) for one in found]
-    shared = {key: z for key, z in settings[0].items() if key not in OWN and all(one.get(key) == z for one in settings)}
+    shared = _common({key: z for key, z in settings[0].items() if key not in OWN}, settings)
     cases = {case: _case(case, shared, settings, found) for case in study.cases}
     return {
         "title": study.title,
@@ -123,7 +123,12 @@ def _case(
 ) -> dict[str, Any]:
     """What a case has of its own: settings that all its runs share, but not all of the study."""
     mine = [one for one, other in zip(settings, found, strict=True) if other.branch.case == case]
-    return {key: z for key, z in mine[0].items() if key not in (*OWN, *shared) and all(one.get(key) == z for one in mine)}
+    return _common({key: z for key, z in mine[0].items() if key not in (*OWN, *shared)}, mine)
+
+
+def _common(values: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Those of the values that all settings have."""
+    return {key: z for key, z in values.items() if all(alike(key, one.get(key), z) for one in settings)}
 
 
 def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
@@ -132,20 +137,23 @@ def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
     for axis, values in study.axes.items():
         if len(values) < 3 or not all(isinstance(z, int | float) and z > 0 for z in values):
             continue
-        lines: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+        if axis in COUNT_OR_SHARE and len({type(z) for z in values}) > 1:  # 1 and 0.5 are not on one scale
+            continue
+        lines: dict[tuple[str, ...], tuple[Row, list[tuple[float, float]]]] = {}  # by names: 1 is not 1.0
         for row in rows:
             if axis in row["axes"]:
-                others = tuple((key, z) for key, z in row["axes"].items() if key != axis)
+                others = {key: z for key, z in row["axes"].items() if key != axis}
                 if row["final_accuracy"] is None and NOT_RUN in row["errors"].values():
                     continue
                 failed = sum(why != NOT_RUN for why in row["errors"].values())  # diverged: worth nothing
                 score = (row["final_accuracy"] or 0.0) * row["seeds"] / max(row["seeds"] + failed, 1)
-                lines.setdefault((row["case"], row["method"], others), []).append((row["axes"][axis], score))
-        for (case, method, others), points in lines.items():
+                name = (row["case"], row["method"], repr(others))
+                lines.setdefault(name, (others, []))[1].append((row["axes"][axis], score))
+        for (case, method, _), (others, points) in lines.items():
             if max(z for _, z in points) == 0.0:
                 continue
             told.append(
-                {"case": case, "method": method, "at": dict(others), "axis": axis}
+                {"case": case, "method": method, "at": others, "axis": axis}
                 | dict(zip(("decades", "open"), robust_width(points), strict=True))
                 | {"best": max(z for _, z in points)}
             )
