@@ -12,7 +12,10 @@ from fedkeel.fields import SETTINGS
 
 CHECKPOINT = "checkpoint.safetensors"
 ERROR = "error.txt"  # why a run of a study has failed
-FILES = ("config.toml", "metrics.jsonl", CHECKPOINT, "clients.bin", "model.safetensors", "summary.json", ERROR)
+STATE = (CHECKPOINT, "clients.bin")  # from which a run goes on
+RESULTS = ("config.toml", "metrics.jsonl", "model.safetensors", "summary.json")  # the last one makes a run complete
+HEAVY = (*STATE, "model.safetensors")  # what the numbers of a run do not need
+FILES = (*STATE, *RESULTS, ERROR)
 # Keys that say how a run is carried out, not what it computes: they may differ when it is continued.
 HOW = ("data_dir", "engine", "workers", "timeout", "ray_address", "min_clients")
 

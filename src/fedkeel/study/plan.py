@@ -15,8 +15,6 @@ from fedkeel.study.numbers import NOT_RUN, Outcome, finite, of_run
 from fedkeel.study.search import Trials
 from fedkeel.study.study import Branch, Study, path_of
 
-HEAVY = ("checkpoint.safetensors", "clients.bin", "model.safetensors")  # what the numbers of a run do not need
-
 
 @dataclass(eq=False)
 class Job:
@@ -34,7 +32,7 @@ class Job:
 
     def tidy(self) -> None:
         """Leaves the numbers of a complete run, and the rest only where it is to be kept."""
-        for name in () if self.keep else HEAVY:
+        for name in () if self.keep else directory.HEAVY:
             (self.out / name).unlink(missing_ok=True)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from fedkeel import runs
 from fedkeel.config import RunConfig
+from fedkeel.directory import RESULTS
 from fedkeel.engine.checkpoint import guarded, write_atomically
 from fedkeel.engine.faults import describe, in_words
 from fedkeel.engine.run import Busy
 
-RESULTS = ("config.toml", "metrics.jsonl", "model.safetensors", "summary.json")  # the last one makes a run complete
 PATIENCE = 120.0  # seconds in which the lock of a process on a dead node must have ended, also on a network's file system
 
 
