@@ -176,7 +176,9 @@ def _figure(figure: Figure) -> str:
         for name, number in figure.legend
     )
     legend = f"<div class=legend>{keys}</div>" if keys else ""
+    title, _, note = figure.title.partition("; ")
+    caption = escape(title) + (f"<span class=theirs>; {escape(note)}</span>" if note else "")
     return (
-        f"<figure data-id='{escape(_id(figure))}'><figcaption>{escape(figure.title)}</figcaption>"
+        f"<figure data-id='{escape(_id(figure))}'><figcaption>{caption}</figcaption>"
         f"<div class=canvas>{svg.named(figure.inline, figure.title)}</div>{legend}</figure>"
     )
