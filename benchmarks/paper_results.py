@@ -78,9 +78,9 @@ COMMANDS = {
     "pt-tab2": "reproduce pt/tab2 --cases sst-2 --model hf:MINILM --length 48 --lora-rank 8 --lora-layers 2 --cohort 50 "
     "--local-steps 2 --batch-size 8 --rounds 40 --evaluate-every 2 --target 0.7 --seeds 1"
     + "".join(f" --set fedit-{z}.lr=0.002 --set fedit-{z}.server_lr=1" for z in ("adam", "adamet", "adamgt")),
-    "lada-tab5": f"reproduce lada/tab5 --data cifar10 {LENET} --rounds 200 --seeds 2",
-    "lada-tab10": f"reproduce lada/tab10 {LENET} --rounds 200 --seeds 2",
-    "lada-fig8": f"reproduce lada/fig8 {LENET} --rounds 200 --seeds 2",
+    "lada-tab5": f"reproduce lada/tab5 --data cifar10 {LENET} --rounds 200",
+    "lada-tab10": f"reproduce lada/tab10 {LENET} --rounds 200",
+    "lada-fig8": f"reproduce lada/fig8 {LENET} --rounds 200",
 }
 
 OTHER_TABLE = {name: "gradma/tab1" for name in COMMANDS if name.startswith("gradma")}  # of the same runs: its numbers, too
