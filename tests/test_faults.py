@@ -254,6 +254,16 @@ def test_the_last_part_of_a_warm_up_may_be_empty() -> None:
     assert not torch.equal(run.server.m, whole.server.m)
 
 
+def test_what_is_too_large_to_be_copied_is_not_searched_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GradMA's memory of displacements has a hundred times the size of the model; its rows were checked as uploads."""
+    looked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(loop, "check_finite", lambda new, without: looked.append(tuple(set(new._fields) - set(without))))
+    fk.train(net, FED, "gradma", rounds=1, cohort=3, engine="sequential", progress=False)
+    assert looked
+    assert "x" in looked[0]
+    assert "D" not in looked[0]
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_server_that_loses_its_numbers_is_told_at_once(tmp_path: Path, engine: str) -> None:
     """Pixels that are always 0 have no gradient: 0 / 0 with nothing added to the root."""

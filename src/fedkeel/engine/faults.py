@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -24,11 +25,12 @@ class NotFinite(ValueError):
     """A record contains NaN or infinity."""
 
 
-def check_finite(*records: Any) -> None:
+def check_finite(*records: Any, without: Collection[str] = ()) -> None:
+    """Raises if a record is not; without: fields that are not looked at."""
     for record in records:
         if record is None:
             continue
-        for name, z in record._asdict().items():
+        for name, z in [(name, z) for name, z in record._asdict().items() if name not in without]:
             # The sum is finite only if all numbers are, and cheaper than looking at each; it may overflow though.
             if not math.isfinite(z.sum()) and not bool(torch.isfinite(z).all()):
                 raise NotFinite(f"{name} is not finite")
