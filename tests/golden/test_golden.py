@@ -1,0 +1,34 @@
+"""Nothing moved: every method ends with the weights and records that it ended with before.
+
+On a processor and torch release that are known, the bits are compared. Elsewhere rounding may differ, so the same runs in
+float64 are compared to 1e-6. `python -m tests.golden` writes the files, `--this-machine` only adds digests for yours.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fedkeel as fk
+from tests.golden.__main__ import NUMBERS, digest_file
+from tests.golden.tasks import MODELS, digests, finished_run, numbers
+
+KNOWN = json.loads(digest_file().read_text()) if digest_file().exists() else None
+CLOSE = json.loads(NUMBERS.read_text())
+
+
+@pytest.mark.parametrize("task", MODELS)
+@pytest.mark.parametrize("method", fk.algorithms())
+def test_a_run_ends_as_it_did_before(method: str, task: str) -> None:
+    case = f"{method} {task}"
+    assert case in CLOSE, "a new method: run `python -m tests.golden`, which must only add lines"
+    if KNOWN is not None:
+        assert digests(finished_run(method, task, torch.float32)) == KNOWN[case]
+        return
+    found = numbers(finished_run(method, task, torch.float64))
+    assert found.keys() == CLOSE[case].keys()
+    for name, expected in CLOSE[case].items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6, atol=1e-6, err_msg=name)
