@@ -16,8 +16,8 @@ import torch
 from rich.progress import track
 
 import fedkeel as fk
-from fedkeel.core.algorithm import lookup
-from fedkeel.engine.auto import cores
+from fedkeel.core.registry import lookup
+from fedkeel.engine.runners.auto import cores
 from fedkeel.models import make_model
 
 ROUNDS, SEEDS = 100, (0, 1, 2)

@@ -20,7 +20,7 @@ def main() -> None:
         if event == "call" and frame.f_code.co_name != "<module>":
             called.add(frame.f_code.co_filename)
 
-    from fedkeel.cli import main as command
+    from fedkeel.cli.app import main as command
 
     sys.setprofile(note)
     try:

@@ -34,9 +34,9 @@ sys.path.insert(0, str(ROOT))
 from tests.flower_network import BIN, environment, flwr, free_port, status, wait_for, warm_commands
 
 import fedkeel as fk
-from fedkeel.config import RunConfig, resolve
 from fedkeel.deploy.project import init
-from fedkeel.runs import run
+from fedkeel.runs.config import RunConfig, resolve
+from fedkeel.runs.named import run
 
 ROWS, PAGE = ROOT / "results/flower_simulation.jsonl", ROOT / "results/flower_simulation.md"
 TASK = {"clients": 6, "cohort": 4, "rounds": 10, "local_steps": 10, "model": "mlp", "concentration": 0.5}

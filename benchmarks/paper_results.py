@@ -24,10 +24,11 @@ from typing import Any
 
 import tomli_w
 
-from fedkeel.config import read_toml
-from fedkeel.directory import ERROR
-from fedkeel.study import recipe
-from fedkeel.study.cells import (
+from fedkeel.engine.state.directory import ERROR
+from fedkeel.files import read_toml
+from fedkeel.study.changes import choose_cases, choose_methods
+from fedkeel.study.recipes import read as recipe
+from fedkeel.study.report.table_text import (
     APART,
     NOT_COMPARABLE,
     columns_of,
@@ -37,10 +38,9 @@ from fedkeel.study.cells import (
     place_of,
     table_cells,
 )
-from fedkeel.study.edit import choose_cases, choose_methods
-from fedkeel.study.numbers import NOT_RUN
-from fedkeel.study.report import report, results_of
-from fedkeel.study.results import ORIGIN
+from fedkeel.study.report.write import report, results_of
+from fedkeel.study.results.collect import ORIGIN
+from fedkeel.study.results.numbers import NOT_RUN
 
 RESULTS = Path(__file__).parents[1] / "results"
 NUMBERS = ("config.toml", "metrics.jsonl", "summary.json")  # of a run; not its checkpoint

@@ -20,14 +20,14 @@ import numpy as np
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
-import methods
 from workloads import WORKLOADS
 
 import fedkeel as fk
-from fedkeel.core.dense import Dense
-from fedkeel.core.steps import OneClient, OneGrad
-from fedkeel.engine.processes import Processes
-from fedkeel.engine.work import Work
+import methods
+from fedkeel.core.dense_gradients import Dense
+from fedkeel.core.one_client import OneClient, OneGrad
+from fedkeel.engine.client_work import Work
+from fedkeel.engine.runners.processes import Processes
 
 PAGE = Path(__file__).parents[1] / "results" / "profile.md"
 W = WORKLOADS["a"]

@@ -46,7 +46,7 @@ def measure(engine: str) -> dict[str, Any]:
 
 def listen(busy: list[float]) -> None:
     """Notes the seconds that workers say they took for a call."""
-    from fedkeel.engine import ray as engine
+    from fedkeel.engine.runners import ray as engine
 
     get = engine.ray.get
 

@@ -52,10 +52,11 @@ def one(name: str, places: argparse.Namespace) -> dict[str, Any]:
     """Trains one task in this process."""
     import torch
 
-    from fedkeel.config import RunConfig, resolve
-    from fedkeel.engine.evaluate import cross_entropy, evaluate
+    from fedkeel.engine.evaluation import evaluate
+    from fedkeel.engine.loss import cross_entropy
     from fedkeel.engine.train import make_flat
-    from fedkeel.runs import run, task
+    from fedkeel.runs.config import RunConfig, resolve
+    from fedkeel.runs.named import run, task
 
     settings = {key: z.replace("MINILM", places.minilm) if isinstance(z, str) else z for key, z in TASKS[name].items()}
     folder = places.cifar_dir if settings["data"] == "cifar10" else places.data_dir

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import fedkeel as fk
-from fedkeel import runs
-from fedkeel.config import RunConfig
+from fedkeel.runs import named as runs
+from fedkeel.runs.config import RunConfig
 
 
 def seconds(make: Callable[[], Any], fed: fk.Federation) -> float:

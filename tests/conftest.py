@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedkeel import cli
+from fedkeel.cli import app as cli
 
 
 @pytest.fixture

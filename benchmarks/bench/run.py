@@ -14,12 +14,13 @@ from typing import Any
 
 import contest
 import growth
-import methods
 import start
 import table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from workloads import ROOT, WORKLOADS
+
+import methods
 
 Row = dict[str, Any]
 Step = Callable[[str], None]

@@ -17,8 +17,8 @@ from clock import WARM_UP, Clock
 from torch import Tensor, nn
 from workloads import LR, WORKLOADS, arrays
 
-from fedkeel.engine.memory import keep_freed_memory
-from fedkeel.engine.processes import die_with
+from fedkeel.engine.allocator import keep_freed_memory
+from fedkeel.engine.runners.processes import die_with
 
 READY = 4  # rounds whose batches are made ahead, so that they do not all lie in the cache
 

@@ -11,7 +11,7 @@ from clock import WARM_UP, Clock
 from workloads import LR, WORKLOADS, arrays
 
 import fedkeel as fk
-from fedkeel.engine import auto
+from fedkeel.engine.runners import auto
 
 ROUNDS = 1000  # the run that `auto` chooses an engine for; it is stopped when the passes are over
 

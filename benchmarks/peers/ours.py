@@ -29,7 +29,7 @@ from fedkeel.engine.settings import Settings
 
 
 def problem(local_steps: int | None) -> Problem:
-    """The problem with the batches that this library's engine draws (see fedkeel.engine.work)."""
+    """The problem with the batches that this library's engine draws (see fedkeel.engine.client_work)."""
     x0, data = make_data()
     settings = Settings(rounds=ROUNDS, local_epochs=EPOCHS, local_steps=local_steps, batch_size=BATCH, seed=SEED)
     numbers = {}

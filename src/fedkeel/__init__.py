@@ -12,30 +12,31 @@ _PUBLIC = {
     "Algorithm": "fedkeel.core.algorithm:Algorithm",
     "Dataset": "fedkeel.data.federation:Dataset",
     "Federation": "fedkeel.data.federation:Federation",
-    "RoundError": "fedkeel.engine.faults:RoundError",
-    "Run": "fedkeel.engine.run:Run",
-    "algorithm": "fedkeel.core.algorithm:make",
-    "algorithms": "fedkeel.core.algorithm:algorithms",
-    "from_csv": "fedkeel.data.own:from_csv",
-    "from_folder": "fedkeel.data.own:from_folder",
-    "from_hub": "fedkeel.data.hub:from_hub",
-    "load": "fedkeel.data.sources:load",
-    "resume": "fedkeel.runs:resume",
+    "RoundError": "fedkeel.errors:RoundError",
+    "Run": "fedkeel.engine.result:Run",
+    "algorithm": "fedkeel.core.registry:make",
+    "algorithms": "fedkeel.core.registry:algorithms",
+    "from_csv": "fedkeel.data.own_files:from_csv",
+    "from_folder": "fedkeel.data.own_files:from_folder",
+    "from_hub": "fedkeel.data.readers.hub:from_hub",
+    "load": "fedkeel.data.load:load",
+    "resume": "fedkeel.runs.named:resume",
     "train": "fedkeel.engine.train:train",
 }
 __all__ = sorted(_PUBLIC)
 
 if TYPE_CHECKING:
-    from fedkeel.core.algorithm import Algorithm, algorithms
-    from fedkeel.core.algorithm import make as algorithm
+    from fedkeel.core.algorithm import Algorithm
+    from fedkeel.core.registry import algorithms
+    from fedkeel.core.registry import make as algorithm
     from fedkeel.data.federation import Dataset, Federation
-    from fedkeel.data.hub import from_hub
-    from fedkeel.data.own import from_csv, from_folder
-    from fedkeel.data.sources import load
-    from fedkeel.engine.faults import RoundError
-    from fedkeel.engine.run import Run
+    from fedkeel.data.load import load
+    from fedkeel.data.own_files import from_csv, from_folder
+    from fedkeel.data.readers.hub import from_hub
+    from fedkeel.engine.result import Run
     from fedkeel.engine.train import train
-    from fedkeel.runs import resume
+    from fedkeel.errors import RoundError
+    from fedkeel.runs.named import resume
 
 
 def __getattr__(name: str) -> Any:

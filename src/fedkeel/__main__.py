@@ -1,5 +1,5 @@
 """`python -m fedkeel`: the same as the command `fedkeel`."""
 
-from fedkeel.cli import main
+from fedkeel.cli.app import main
 
 main()

@@ -8,24 +8,19 @@ records, so a method never states its own cost.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import functools
-import importlib
-import pkgutil
-import sys
 from abc import ABC, abstractmethod
-from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from torch import Tensor
 
+from fedkeel.core.hyperparameters import check_value, plain
+from fedkeel.core.records import Record
+from fedkeel.core.registry import import_file, registered
 from fedkeel.core.steps import Steps
 
-Record = Any  # a NamedTuple of tensors
 # The exchanges of a run, in their order: what clients do, and what the server does with their answers.
 STEPS = {"warmup": "begin", "survey": "prepare", "client": "server"}
 HOOKS = {"warms_up": "warmup", "surveys": "survey"}  # who announces the optional ones
@@ -98,7 +93,7 @@ class Algorithm(ABC):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = plain(getattr(self, field.name))
-            _check(self.name, field, value)
+            check_value(self.name, field, value)
             object.__setattr__(self, field.name, value)
 
 
@@ -121,8 +116,6 @@ class Facts:
     same: tuple[str, ...]  # "my settings -> method its settings": two methods that are then one; tested for all
     needs: str  # what the model must show of its inside: "features", "blocks" or nothing (core/features.py)
 
-
-_registry: dict[str, type[Algorithm]] = {}
 
 A = TypeVar("A", bound=type[Algorithm])
 
@@ -167,7 +160,7 @@ def algorithm(
             same=tuple(same),
             needs=needs,
         )
-        _registry[name] = cls
+        registered[name] = cls
         return cls
 
     return register
@@ -184,165 +177,13 @@ def _check_hooks(name: str, cls: type[Algorithm]) -> None:
 
 def _check_free(name: str, cls: type[Algorithm]) -> None:
     """A name is given once; the same class may come again, from a module that is reloaded or a cell that is run again."""
-    _import_file(name)  # or a method of ours that nobody has used yet would be replaced
-    taken = _registry.get(name, cls)
+    import_file(name)  # or a method of ours that nobody has used yet would be replaced
+    taken = registered.get(name, cls)
     if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"algorithm: the name {name!r} is taken by {taken.__module__}.{taken.__qualname__}; choose another")
-
-
-def algorithms() -> list[str]:
-    """The names of all registered methods, in alphabetical order."""
-    _import_all()
-    return sorted(_registry)
-
-
-def defaults(kind: type[Algorithm]) -> dict[str, Any]:
-    """The hyper-parameters of a method that have defaults. A record from before there was one of them has its default."""
-    return {one.name: one.default for one in dataclasses.fields(kind) if one.default is not dataclasses.MISSING}  # type: ignore[arg-type]
-
-
-def lookup(name: str) -> type[Algorithm]:
-    """The class registered under `name`."""
-    if not isinstance(name, str):
-        raise ValueError(f"algorithm: expected a name, not {type(name).__name__}")
-    _import_file(name)
-    if name not in _registry:
-        _import_all()
-    if name not in _registry:
-        raise ValueError(f"algorithm: unknown name {name!r}{nearest(name, _registry)}")
-    return _registry[name]
-
-
-def make(name: str, **hyperparameters: Any) -> Algorithm:
-    """The method `name` with its defaults, changed by the keywords."""
-    cls = lookup(name)
-    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in hyperparameters:
-        if key not in known:
-            raise ValueError(f"{name}: unknown hyper-parameter {key!r}{nearest(key, known)}")
-    return cls(**hyperparameters)
-
-
-def nearest(word: str, known: Any) -> str:
-    """The end of an error message: the names that look like `word`, or all of them if there are few."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    if close:
-        return f"; did you mean {', '.join(close)}?"
-    return f"; known: {', '.join(sorted(known))}"
-
-
-@functools.cache
-def _files() -> list[str]:
-    package = importlib.import_module("fedkeel.algorithms")
-    return [module.name for module in pkgutil.iter_modules(package.__path__)]
-
-
-def _import_file(name: str) -> None:
-    """Importing the file of one method is faster than importing all."""
-    own = name.replace("-", "_")
-    if name not in _registry and own in _files():
-        importlib.import_module(f"fedkeel.algorithms.{own}")
-
-
-def _import_all() -> None:
-    for name in _files():
-        importlib.import_module(f"fedkeel.algorithms.{name}")
 
 
 # Hyper-parameters -----------------------------------------------------------------------------------------------------
 
 
-def hp(
-    default: Any,
-    doc: str,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-    choices: Sequence[str] = (),
-    grid: Sequence[float] = (),
-) -> Any:
-    """A hyper-parameter: default, meaning, the allowed range (open: above/below, closed: least/most) and papers' grid."""
-    limits = {"above": above, "least": least, "below": below, "most": most}
-    metadata = {"doc": doc, "choices": tuple(choices), "grid": tuple(grid)} | limits
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def allowed(field: dataclasses.Field[Any]) -> str:
-    """The range of a hyper-parameter in words, as errors and help print it."""
-    m = field.metadata
-    if m.get("choices"):
-        return " or ".join(map(repr, m["choices"]))
-    signs = {"above": ">", "least": ">=", "below": "<", "most": "<="}
-    limits = " and ".join(f"{sign} {m[key]:g}" for key, sign in signs.items() if m.get(key) is not None)
-    if isinstance(field.default, bool):
-        return "true or false"
-    if _is_text(field):
-        return "a text"
-    return f"a whole number {limits}".strip() if _is_whole(field) else limits or "any number"
-
-
-def _is_whole(field: dataclasses.Field[Any]) -> bool:
-    return field.type in (int, "int")
-
-
-def _is_text(field: dataclasses.Field[Any]) -> bool:
-    return isinstance(field.default, str) or field.type in (str, "str", str | None, "str | None")
-
-
-def plain(value: Any) -> Any:
-    """A number of numpy, or of another kind, as Python's own, which files can hold and torch takes; others as they are."""
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    if isinstance(value, Integral):
-        return int(value)
-    return float(value) if isinstance(value, Real) else value
-
-
-def is_number(value: Any) -> bool:
-    """Is a plain value a finite number that a float can hold?"""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:
-    m = field.metadata
-    if value is None and field.default is None:
-        return
-    if m.get("choices"):
-        good = isinstance(value, str) and value in m["choices"]
-    elif isinstance(field.default, bool):
-        good = isinstance(value, bool)
-    elif _is_text(field):
-        good = isinstance(value, str)
-    elif not is_number(value) or (_is_whole(field) and not isinstance(value, int)):
-        good = False
-    else:
-        good = (
-            (m.get("above") is None or value > m["above"])
-            and (m.get("least") is None or value >= m["least"])
-            and (m.get("below") is None or value < m["below"])
-            and (m.get("most") is None or value <= m["most"])
-        )
-    if not good:
-        raise ValueError(f"{name}: {field.name} = {value!r} is not allowed; it must be {allowed(field)}")
-
-
 # Records and what they cost -------------------------------------------------------------------------------------------
-
-
-def down_record(algo: Algorithm, server: Record) -> Record:
-    """The part of the server record that is sent to the clients."""
-    return _down(algo.facts.sends)(*(getattr(server, name) for name in algo.facts.sends))
-
-
-@functools.cache
-def _down(sends: tuple[str, ...]) -> type:
-    return namedtuple("Down", sends)
-
-
-def floats(record: Record, without: Sequence[str] = ()) -> int:
-    """How many numbers a record holds: the cost of sending it."""
-    if record is None:
-        return 0
-    return sum(z.numel() for name, z in record._asdict().items() if name not in without)

@@ -7,23 +7,19 @@ of clients at once on [S, d].
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
 
-from fedkeel.core.dense import Dense, is_dense
-from fedkeel.core.features import Net, OwnLoss
+from fedkeel.core.dense_gradients import is_dense
+from fedkeel.core.features import OwnLoss
 from fedkeel.core.flat import FlatModel, Layers
 
 Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
-CHUNK = 1024  # samples of a forward pass of a full gradient, or
-NUMBERS = 2**18  # as many as have so many numbers together: a network keeps thousands of bytes of each for its backward pass
-TOKEN = 64  # numbers that a token counts for, since it becomes a vector
 
 
 @dataclass
@@ -105,191 +101,6 @@ class Grad(ABC):
 # One client at a time -------------------------------------------------------------------------------------------------
 
 
-class Workspace:
-    """Vectors that all clients of one process share, for what one of them has at hand is of no use to the next.
-
-    A client that starts from the same memory as the one before it finds that memory in the cache, and the model's parameters
-    already there.
-    """
-
-    def __init__(self, objective: Objective) -> None:
-        self.model = model = objective.model
-        self.dense = Dense(model) if objective.is_dense() else None
-        self.gradients: list[tuple[Tensor, list[Tensor]]] = []  # of the first, second, ... call in a step
-        self.points: list[Tensor] = []  # the first, second, ... vector that a client asks for
-
-    def gradient(self, call: int) -> tuple[Tensor, list[Tensor]]:
-        if call == len(self.gradients):
-            flat = self._vector()
-            self.gradients.append((flat, self.model.views(flat)))
-        return self.gradients[call]
-
-    def point(self, call: int) -> Tensor:
-        if call == len(self.points):
-            self.points.append(self._vector())
-        return self.points[call]
-
-    def _vector(self) -> Tensor:
-        return torch.empty(self.model.d, dtype=self.model.dtype, device=self.model.device)
-
-
-@dataclass
-class OneClient(Steps):
-    """The steps of one client, on [d], with the module's own forward and backward."""
-
-    objective: Objective
-    t: int
-    batches: Sequence[tuple[Any, Tensor]]  # (x, y) of every step
-    everything: Callable[[], tuple[Any, Tensor]]  # all local data, fetched only if asked for
-    workspace: Workspace
-    drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
-    losses: list[Tensor] = field(default_factory=list)  # the first loss of every step, for the history
-
-    def __post_init__(self) -> None:
-        self.K = len(self.batches)
-        self.layers = self.objective.model.layers
-        self.points = 0
-
-    def __iter__(self) -> Iterator[Grad]:
-        for x, y in self.batches:
-            yield OneGrad(self, x, y)
-
-    def copy(self, x: Tensor) -> Tensor:
-        return self._point().copy_(x)
-
-    def zeros(self) -> Tensor:
-        return self._point().zero_()
-
-    def _point(self) -> Tensor:
-        self.points += 1
-        return self.workspace.point(self.points - 1)
-
-    def full_grad(self, w: Tensor) -> Tensor:
-        x, y = self.everything()
-        total = torch.zeros_like(w)
-        views = self.objective.model.views(total)
-        pieces = -(-len(y) // at_once(x))  # as large as each other, for a last sample alone cannot be normalised
-        for a, b in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
-            _, grads = self.backward(w, a, b, still=True)
-            torch._foreach_add_(views, grads[: len(views)], alpha=len(b) / len(y))
-        return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
-
-    def backward(
-        self, w: Tensor, x: Any, y: Tensor, still: bool, look: Callable[[], tuple[Tensor, Tensor]] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """(loss, a gradient per parameter) at w; still: the model's statistics stay as they are.
-
-        look, called with the model at w, returns its output and what shall be added to the loss for the gradient.
-        """
-        model = self.objective.model
-        model.bind(w)
-        kept = model.read_buffers() if still and model.has_buffers else None
-        with torch.enable_grad():
-            output, more = look() if look else (model.module(x), None)
-            loss = self.objective.loss(output, y)
-            total = loss if more is None else loss + more
-        if not loss.requires_grad:
-            raise ValueError("loss: it does not depend on the trained parameters; is it detached somewhere?")
-        found = gradients(total, model.trained)
-        if kept is not None:
-            model.write_buffers(kept)
-        return loss.detach(), found
-
-
-def at_once(x: Tensor) -> int:
-    """How many samples like x[0] a full gradient takes at a time."""
-    return max(1, min(CHUNK, NUMBERS // max(1, x[0].numel() * (1 if x.is_floating_point() else TOKEN))))
-
-
-def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The gradient of the loss for each parameter, zero for those it does not depend on.
-
-    `torch.autograd.grad` itself ends in this call. What it does before, to prepare for cases that cannot occur here, takes a
-    noticeable part of a small network's step.
-    """
-    check_one_number(loss)
-    found = _engine_run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, parameters, allow_unreachable=True, accumulate_grad=False
-    )
-    if all(g is not None for g in found):
-        return found
-    return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True))
-
-
 def check_one_number(loss: Tensor) -> None:
     if loss.numel() != 1:
         raise ValueError(f"loss: it must be one number, the mean over the batch, and not have shape {list(loss.shape)}")
-
-
-class OneGrad(Grad):
-    steps: OneClient
-
-    def __init__(self, steps: OneClient, x: Any, y: Tensor) -> None:
-        self.steps, self.x, self.y, self.calls = steps, x, y, 0
-        dense = steps.workspace.dense
-        self.dense = dense if dense and dense.takes(x, y) else None
-
-    def __call__(self, w: Tensor) -> Tensor:
-        flat, views = self.steps.workspace.gradient(self.calls)
-        if self.dense:
-            self._count(self.dense.gradient(w, self.x, self.y, views))
-        else:
-            torch._foreach_copy_(views, self._pieces(w))
-        return self._decayed(flat, w)
-
-    def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
-        model, loss = self.steps.objective.model, self.steps.objective.loss
-
-        def look() -> tuple[Tensor, Tensor]:
-            output, term = own(Net(model), *(Net(model, z) for z in frozen), self.x, self.y, loss)
-            return output, (weight * term).reshape(())
-
-        flat, views = self.steps.workspace.gradient(self.calls)
-        torch._foreach_copy_(views, self._pieces(w, look))
-        return self._decayed(flat, w)
-
-    def _decayed(self, flat: Tensor, w: Tensor) -> Tensor:
-        decay = self.steps.objective.weight_decay
-        return flat.add_(w, alpha=decay) if decay else flat
-
-    def descend(self, w: Tensor, lr: float) -> None:
-        objective, model = self.steps.objective, self.steps.objective.model
-        if model.private:
-            self._descend_all(w, lr)
-        elif self.dense or objective.weight_decay or objective.clip:
-            super().descend(w, lr)
-        else:  # the same numbers, tensor by tensor, without the pass that makes the gradient flat
-            grads = self._pieces(w)
-            torch._foreach_sub_(model.bound_views, grads, alpha=lr)
-
-    def _descend_all(self, w: Tensor, lr: float) -> None:
-        """The same step for parameters that are sent and for private ones, clipped together."""
-        objective, own = self.steps.objective, [p.data for p in self.steps.objective.model.private]
-        shared = self(w)
-        flat = torch.cat(
-            [shared, *((g + objective.weight_decay * p).flatten() for g, p in zip(self.private, own, strict=True))]
-        )
-        parts = self.steps.clip(flat).split_with_sizes([len(shared), *(p.numel() for p in own)])
-        w.sub_(parts[0], alpha=lr)
-        for p, g in zip(own, parts[1:], strict=True):
-            p.sub_(g.view(p.shape), alpha=lr)
-
-    def _pieces(self, w: Tensor, look: Callable[[], tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, ...]:
-        # A step moves the normalisation statistics once, to the batch at its first point: others are not trained there.
-        loss, grads = self.steps.backward(w, self.x, self.y, still=self.calls > 0, look=look)
-        self._count(loss)
-        if self.steps.objective.model.private:
-            shared = len(self.steps.objective.model.parameters)
-            grads, self.private = grads[:shared], grads[shared:]
-        return grads
-
-    def _count(self, loss: Tensor) -> None:
-        """One more gradient of this step; the first one's loss is kept for the history."""
-        if self.calls == 0:
-            self.steps.losses.append(loss)
-        self.calls += 1
-
-    def loss(self, w: Tensor) -> Tensor:
-        objective = self.steps.objective
-        loss = objective.loss(Net(objective.model, w)(self.x), self.y)
-        return (loss + 0.5 * objective.weight_decay * w.square().sum()).reshape(1)

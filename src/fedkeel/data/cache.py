@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.data.files import Arrays, stamps
+from fedkeel.data.readers.files import Arrays, stamps
 
 FORMAT = 1  # part of the hash: a new number makes all that was written before unknown
 UNUSABLE = (OSError, ValueError, EOFError)  # what a folder that is not there or damaged makes numpy raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedkeel.data import images, leaf, tables, texts
-from fedkeel.data.forms import Form, Hub, Source
+from fedkeel.data.readers import images, leaf, tables, texts
+from fedkeel.data.source import Form, Hub, Source
 
 # Handwriting and clothes ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 
 import numpy as np
 
-from fedkeel.core.algorithm import nearest
+from fedkeel.errors import nearest
 
 SIZES = ("equal", "unequal")
 WITHOUT_LABELS = ("iid", "quantity", "by_key")  # kinds that do not look at the labels, so that these may be anything

@@ -1,168 +1,165 @@
-"""Readers of text sets, each into Texts (as two arrays) and y [n] int64 for training, and the same for testing."""
+"""Texts on disk, and the token ids that models read. A pair of sentences is one text with `PAIR` between the two."""
 
 from __future__ import annotations
 
-import csv
-import io
-import re
-import tarfile
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 
-from fedkeel.data.files import Arrays, broken, contents, json_lines, lines, reading
-from fedkeel.data.images import held_out
-from fedkeel.data.text import PAIR, Texts
+from fedkeel.data.cache import folder
 
-Samples = list[tuple[str, Any]]  # (text, label)
+PAIR = "\x1e"  # the record separator, which no sentence contains
+WORDS = 10_000  # size of the vocabulary that is made from a data set's own texts
+CHUNK = 4096  # texts that are tokenised at once
 
-
-def text_arrays(part: str, samples: Sequence[tuple[str, int]]) -> Arrays:
-    """part: "" for training, "test_" for testing."""
-    texts = Texts.from_strings(text for text, _ in samples)
-    y = np.array([label for _, label in samples], dtype=np.int64)
-    return {f"{part}x.bytes": texts.data, f"{part}x.offsets": texts.offsets, f"{part}y": y}
+D = TypeVar("D")  # a Dataset or a Federation
 
 
-def train_and_test(train: Samples, test: Samples) -> Arrays:
-    return text_arrays("", train) | text_arrays("test_", test)
+class Texts(Sequence[str]):
+    """A read-only sequence of strings in two arrays, which may be memory-mapped: opening a million texts costs nothing."""
+
+    def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
+        if data.dtype != np.uint8 or offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 1:
+            raise ValueError(f"texts: expected uint8 bytes and int64 offsets, not {data.dtype} and {offsets.dtype}")
+        if offsets[0] != 0 or offsets[-1] != len(data):
+            raise ValueError(f"texts: the offsets end at {offsets[-1]}, the bytes at {len(data)}; a file is cut short")
+        self.data = data  # [bytes] uint8, all texts in utf-8, one after the other
+        self.offsets = offsets  # [n + 1] int64, text i is data[offsets[i] : offsets[i + 1]]
+
+    @classmethod
+    def from_strings(cls, strings: Iterable[str]) -> Texts:
+        coded = [string.encode() for string in strings]
+        offsets = np.cumsum([0, *map(len, coded)], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(coded), dtype=np.uint8), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"texts: no number {i} among {len(self)}")
+        i %= len(self)
+        return self.data[self.offsets[i] : self.offsets[i + 1]].tobytes().decode()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of all texts: the name under which what is made of them is kept."""
+        digest = hashlib.blake2b(self.offsets.tobytes(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.data).data)
+        return digest.hexdigest()
 
 
-def with_held_out(samples: Samples, key: Iterable[Any] | None = None) -> Arrays:
-    """A set that has no test set: a fifth is held out; key: who wrote every text, numbered in sorted order."""
-    owner = None if key is None else np.unique(np.array(list(key)), return_inverse=True)[1]
-    split = held_out(np.arange(len(samples)), np.zeros(len(samples)), owner)
-    arrays = train_and_test([samples[i] for i in split["x"]], [samples[i] for i in split["test_x"]])
-    return arrays if owner is None else arrays | {"key": split["key"]}
+class Tokenizer(Protocol):
+    """What turns texts into token ids >= 1; 0 is padding."""
+
+    identity: str  # changes whenever its ids do
+    vocabulary: int  # ids are below it
+
+    def encode(self, texts: list[str], length: int) -> list[list[int]]:
+        """The ids of every text, at most `length` of them."""
 
 
-# JSON lines -----------------------------------------------------------------------------------------------------------
+def tokenised(data: D, tokenizer: Tokenizer, length: int) -> D:
+    """The data set or federation with token ids instead of texts: int64 [n, L], L the longest text, but at most `length`.
 
-
-def jsonl(train: Path, test: Path, clean: Callable[[str], str] = str) -> Arrays:
-    """An object a line with label, text and perhaps title; labels that are words are numbered in their order."""
-    parts = [_json_samples(path, clean) for path in (train, test)]
-    if isinstance(parts[0][0][1], str):
-        number = {name: i for i, name in enumerate(sorted({label for _, label in parts[0]}))}
-        with reading(test):
-            parts = [[(text, number[label]) for text, label in part] for part in parts]
-    return train_and_test(*parts)
-
-
-def _json_samples(path: Path, clean: Callable[[str], str]) -> Samples:
-    with reading(path):
-        rows = json_lines(path)
-        return [(clean(f"{row['title']} {row['text']}" if row.get("title") else row["text"]), row["label"]) for row in rows]
-
-
-def tweets(path: Path, owner: str) -> Arrays:
-    """An object a line with label (negative, neutral, positive), text, airline and user."""
-    with reading(path):
-        rows = json_lines(path)
-        number = {"negative": 0, "neutral": 1, "positive": 2}
-        return with_held_out([(row["text"], number[row["label"]]) for row in rows], [row[owner] for row in rows])
-
-
-# Tables of text: GLUE, AG News ----------------------------------------------------------------------------------------
-
-
-def _tsv(path: Path, columns: Sequence[str]) -> Samples:
-    """Columns by the names in the first line: the texts', then the label's. Quotes mean nothing in GLUE's files."""
-    heading, *rows = [line.split("\t") for line in lines(path)]
-    names = {"is_duplicate": "label"}
-    heading = [names.get(name, name) for name in heading]
-    missing = [name for name in columns if name not in heading]
-    if missing:
-        raise broken(path, f"there is no column {missing[0]!r} among {', '.join(heading)}")
-    places = [heading.index(name) for name in columns]
-    number = {"0": 0, "1": 1, "entailment": 0, "not_entailment": 1}  # as GLUE numbers them
-    samples = []
-    for i, row in enumerate(rows, 2):
-        if len(row) != len(heading):
-            raise broken(path, f"line {i} has {len(row)} columns, the first {len(heading)}")
-        *texts, label = (row[place] for place in places)
-        if label not in number:
-            raise broken(path, f"line {i} has the label {label!r}")
-        samples.append((PAIR.join(texts), number[label]))
-    return samples
-
-
-def glue(train: Path, dev: Path, columns: Sequence[str]) -> Arrays:
-    """The test labels of GLUE are not public: its dev set is for testing."""
-    return train_and_test(_tsv(train, columns), _tsv(dev, columns))
-
-
-def glue_dev(dev: Path, columns: Sequence[str]) -> Arrays:
-    return with_held_out(_tsv(dev, columns))
-
-
-def ag_csv(train: Path, test: Path) -> Arrays:
-    """Rows of class 1-4, title, text."""
-
-    def samples(path: Path) -> Samples:
-        with reading(path):
-            rows = list(csv.reader(io.StringIO(contents(path).decode(), newline="")))
-            return [(f"{title} {text}", int(label) - 1) for label, title, text in rows if label.isdigit()]
-
-    return train_and_test(samples(train), samples(test))
-
-
-# A file a text: aclImdb, 20news-bydate --------------------------------------------------------------------------------
-
-
-def _folder(path: Path, classes: Sequence[str], encoding: str, clean: Callable[[str], str] = str) -> Samples:
-    samples: Samples = []
-    for label, name in enumerate(classes):
-        for file in sorted((path / name).iterdir()):
-            with reading(file):
-                samples.append((clean(file.read_bytes().decode(encoding)), label))
-    return samples
-
-
-def imdb_folder(train: Path, test: Path) -> Arrays:
-    """aclImdb: {train, test}/{neg, pos}/*.txt."""
-    for path in (train, test):
-        for name in ("neg", "pos"):
-            if not (path / name).is_dir():
-                raise broken(path, f"there is no folder {name}")
-    return train_and_test(*(_folder(path, ("neg", "pos"), "utf-8") for path in (train, test)))
-
-
-def imdb_archive(path: Path) -> Arrays:
-    """aclImdb_v1.tar.gz as it is downloaded."""
-    wanted = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^/]+\.txt$")
-    parts: dict[str, Samples] = {"train": [], "test": []}
-    with reading(path), tarfile.open(path) as archive:
-        for member in archive:
-            if found := wanted.search(member.name):
-                text = archive.extractfile(member).read().decode()  # type: ignore[union-attr]
-                parts[found[1]].append((text, int(found[2] == "pos")))
-    if not parts["train"] or not parts["test"]:
-        raise broken(path, "it holds no reviews")
-    return train_and_test(parts["train"], parts["test"])
-
-
-def body(post: str) -> str:
-    """A newsgroup post without header, signature and quotations, as scikit-learn removes them.
-
-    Otherwise a model learns who writes to which group instead of what about.
+    Ids are kept on disk and mapped into memory, so that the same texts are tokenised once.
     """
-    from sklearn.datasets._twenty_newsgroups import (
-        strip_newsgroup_footer,
-        strip_newsgroup_header,
-        strip_newsgroup_quoting,
-    )
+    source: Any = data
+    parts: list[Texts] = [source.x, *([] if source.test is None else [source.test[0]])]
+    if not all(isinstance(part, Texts) for part in parts):
+        raise ValueError("data: they hold no texts that could be tokenised")
+    name = hashlib.blake2b(
+        "\n".join([tokenizer.identity, str(length), *(part.digest for part in parts)]).encode(), digest_size=16
+    ).hexdigest()
+    ids = kept(f"tokens-{name}.npy", lambda: _ids(parts, tokenizer, length))
+    import torch
 
-    return str(strip_newsgroup_footer(strip_newsgroup_quoting(strip_newsgroup_header(post))))
+    x, *rest = torch.from_numpy(ids).split([len(part) for part in parts])
+    test = (rest[0], source.test[1]) if rest else None
+    return dataclasses.replace(source, x=x, test=test, vocabulary=tokenizer.vocabulary)  # type: ignore[no-any-return]
 
 
-def newsgroups_folder(train: Path, test: Path) -> Arrays:
-    """20news-bydate-{train, test}/GROUP/NUMBER."""
-    groups = sorted(path.name for path in train.iterdir() if path.is_dir())
-    return train_and_test(*(_folder(path, groups, "latin-1", body) for path in (train, test)))
+def _ids(parts: list[Texts], tokenizer: Tokenizer, length: int) -> np.ndarray:
+    """The ids of all parts one after the other, padded with 0."""
+    rows = np.zeros((sum(map(len, parts)), length), dtype=np.int64)
+    at, longest = 0, 1
+    for part in parts:
+        for start in range(0, len(part), CHUNK):
+            for row in tokenizer.encode(part[start : start + CHUNK], length):
+                rows[at, : len(row)] = row
+                at, longest = at + 1, max(longest, len(row))
+    return np.ascontiguousarray(rows[:, :longest])
 
 
-def newsgroups_jsonl(train: Path, test: Path) -> Arrays:
-    return jsonl(train, test, body)
+class Words:
+    """Words and punctuation in lower case, numbered by how often they occur in the given texts: for models without a
+    pretrained vocabulary. The rarest words share the id of the unknown."""
+
+    def __init__(self, texts: Texts) -> None:
+        self.texts = texts
+        self.identity = f"words {WORDS} {texts.digest}"
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise ValueError("data: texts need the package tokenizers; pip install 'fedkeel[text]'") from None
+        name = hashlib.blake2b(self.identity.encode(), digest_size=16).hexdigest()
+        made = kept(f"words-{name}.npy", lambda: np.frombuffer(self._train().to_str().encode(), dtype=np.uint8))
+        return Tokenizer.from_str(made.tobytes().decode())
+
+    def _train(self) -> Any:
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+        made = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+        made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        special = ["[PAD]", "[UNK]", "[SEP]"]
+        trainer = trainers.WordLevelTrainer(vocab_size=WORDS, special_tokens=special, show_progress=False)
+        made.train_from_iterator((text.replace(PAIR, " ") for text in self.texts), trainer)
+        made.post_processor = processors.TemplateProcessing(
+            single="$A", pair="$A [SEP] $B", special_tokens=[("[SEP]", special.index("[SEP]"))]
+        )
+        return made
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.tokenizer.get_vocab_size())
+
+    def encode(self, texts: list[str], length: int) -> list[list[int]]:
+        self.tokenizer.enable_truncation(length)
+        pairs = [tuple(text.split(PAIR, 1)) if PAIR in text else text for text in texts]
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(pairs)]
+
+
+# What was made once ---------------------------------------------------------------------------------------------------
+
+
+def kept(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array of that name, memory-mapped; made if it is not there, and only in memory where nothing can be written."""
+    path = folder() / name
+    if not path.exists():
+        made = make()
+        part = path.with_name(f"{os.getpid()}-{name}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(part, made)
+            os.replace(part, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            return made
+    return np.load(path, mmap_mode="c")  # copy-on-write, for torch warns of arrays that are read-only

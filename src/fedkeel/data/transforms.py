@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import nearest
 from fedkeel.data.federation import Augment
+from fedkeel.errors import nearest
 
 WIDE = 64  # pixels from which images are padded by 8 and not by 4
 

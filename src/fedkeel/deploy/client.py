@@ -15,8 +15,10 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from torch import Tensor
 
-from fedkeel.core.algorithm import STEPS, Algorithm, Record, down_record, make
+from fedkeel.core.algorithm import STEPS, Algorithm
 from fedkeel.core.features import check_inside
+from fedkeel.core.records import Record, down_record
+from fedkeel.core.registry import make
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.memory import Memory
 from fedkeel.deploy.messages import (
@@ -32,11 +34,11 @@ from fedkeel.deploy.messages import (
     to_arrays,
     to_record,
 )
-from fedkeel.engine.evaluate import objective
-from fedkeel.engine.faults import describe
-from fedkeel.engine.memory import keep_freed_memory
+from fedkeel.engine.allocator import keep_freed_memory
+from fedkeel.engine.client_work import Private, Result, Work, one_thread
+from fedkeel.engine.loss import objective
 from fedkeel.engine.train import make_flat
-from fedkeel.engine.work import Private, Result, Work, one_thread
+from fedkeel.errors import describe
 
 
 def client_number(context: Context) -> int:

@@ -24,17 +24,19 @@ try:
 except ImportError:
     raise ValueError("fedkeel.deploy needs the package flwr: pip install 'fedkeel[flower]'") from None
 
-from fedkeel.core.algorithm import Algorithm, make
+from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.registry import make
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.client import Node
 from fedkeel.deploy.privacy import protected
 from fedkeel.deploy.project import TIMEOUT
 from fedkeel.deploy.remote import Flower
 from fedkeel.deploy.roster import Roster
-from fedkeel.engine.checkpoint import NAME, write_atomically
-from fedkeel.engine.run import Run
-from fedkeel.engine.settings import refuse
+from fedkeel.engine.result import Run
+from fedkeel.engine.state.directory import CHECKPOINT
 from fedkeel.engine.train import train
+from fedkeel.errors import refuse
+from fedkeel.files import write_atomically
 
 LARGEST = 1e8
 Pair = tuple[Any, Any]
@@ -139,7 +141,7 @@ def serve(
 
 def _known(out: str | Path | None, clients: int, roster: Roster) -> str | None:
     """The name of the run that `out` holds, with the clients' sizes as they were told then; None if it holds none."""
-    if out is None or not (Path(out) / NAME).exists():
+    if out is None or not (Path(out) / CHECKPOINT).exists():
         return None
     try:
         known = json.loads((Path(out) / "deployment.json").read_text())

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedkeel.deploy.messages import NEW, Refused, to_arrays, to_record
-from fedkeel.engine.checkpoint import write_atomically
+from fedkeel.files import write_atomically
 
 KEEP = 3  # the one to go on from, that of a survey, that of the local steps
 FORMAT = "fedkeel-client-1"

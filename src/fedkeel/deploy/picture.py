@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from fedkeel.core.algorithm import Algorithm, Plan, Record, down_record, floats
-from fedkeel.core.dry import dry_run
+from fedkeel.core.algorithm import Algorithm, Plan
 from fedkeel.core.flat import Layers
+from fedkeel.core.records import Record, down_record, floats
+from fedkeel.core.trial import dry_run
 
 D, MANY = 1009, 10  # a size and a number of clients that are easy to tell from others
 LINE = 18  # pixels

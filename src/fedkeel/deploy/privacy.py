@@ -14,8 +14,8 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, arrays_size_mod
 from torch import Tensor
 
 from fedkeel.core.algorithm import STEPS, Algorithm, Plan
-from fedkeel.core.dry import dry_run, stages
 from fedkeel.core.flat import Layers
+from fedkeel.core.trial import dry_run, stages
 from fedkeel.deploy.messages import RAISED, RAW, Refused, to_array
 
 HARMLESS = (message_size_mod, arrays_size_mod)

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.config import RunConfig, read, resolve, settings_of
-from fedkeel.runs import stored
+from fedkeel.runs.config import RunConfig, read, resolve, settings_of
+from fedkeel.runs.stored import stored
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -42,7 +42,7 @@ def init(directory: Path, source: Path) -> list[Path]:
     """Writes an app for the run in `source`, a run's directory or a study file; returns the files."""
     import tomli_w
 
-    from fedkeel.engine.checkpoint import write_atomically
+    from fedkeel.files import write_atomically
 
     config = resolve(stored(source) if source.is_dir() else read(source))
     files = [directory / "pyproject.toml", directory / "fedkeel_app.py"]
@@ -115,7 +115,7 @@ def _node(context: Context) -> Node:
 def _node_for(run_config: str) -> Node:
     """Made once in a process: in a simulation it serves many clients."""
     from fedkeel.deploy.client import Node
-    from fedkeel.runs import task
+    from fedkeel.runs.named import task
 
     config = config_of(json.loads(run_config))
     model, fed = task(config)
@@ -123,9 +123,9 @@ def _node_for(run_config: str) -> Node:
 
 
 def _serve(grid: Grid, context: Context) -> None:
-    from fedkeel.core.algorithm import make
+    from fedkeel.core.registry import make
     from fedkeel.deploy.flower import LARGEST, serve
-    from fedkeel.runs import task
+    from fedkeel.runs.named import task
 
     config = resolve(config_of(context.run_config))
     own = {key: context.run_config.get(key) for key in OWN}

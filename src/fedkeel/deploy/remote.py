@@ -19,23 +19,13 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedkeel.core.algorithm import STEPS
-from fedkeel.core.dry import dry_run
+from fedkeel.core.records import check_finite
+from fedkeel.core.trial import dry_run
 from fedkeel.deploy.client import digest, unsent
-from fedkeel.deploy.messages import (
-    FACTS,
-    NEW,
-    Order,
-    Refused,
-    Reply,
-    Task,
-    arrays_of,
-    count_bytes,
-    to_arrays,
-    to_record,
-)
+from fedkeel.deploy.messages import FACTS, NEW, Order, Refused, Reply, Task, arrays_of, count_bytes, to_arrays, to_record
 from fedkeel.deploy.roster import Roster, exchange
-from fedkeel.engine.faults import check_finite, describe
-from fedkeel.engine.work import Jobs, Private, Stack, Uploads, Work
+from fedkeel.engine.client_work import Jobs, Private, Stack, Uploads, Work
+from fedkeel.errors import describe
 
 
 class Elsewhere:

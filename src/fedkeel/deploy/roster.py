@@ -9,7 +9,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedkeel.deploy.messages import Hello, Refused
-from fedkeel.engine.faults import describe
+from fedkeel.errors import describe
 
 POLL = (0.01, 1.0)  # seconds between two looks for answers: at first, and at most
 MOST = 1 << 40  # samples of a client; with a larger number the sum over all could overflow

@@ -17,22 +17,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import STEPS, Algorithm, Plan, defaults, down_record, floats
-from fedkeel.core.dry import check_records, form
+from fedkeel.core.algorithm import STEPS, Algorithm, Plan
 from fedkeel.core.flat import FlatModel
+from fedkeel.core.records import check_finite, down_record, floats, form
+from fedkeel.core.registry import defaults
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
+from fedkeel.core.trial import check_records
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
-from fedkeel.engine.checkpoint import check_same, load_checkpoint, save_checkpoint, server_from
-from fedkeel.engine.evaluate import evaluate
-from fedkeel.engine.faults import RoundError, check_finite, describe
-from fedkeel.engine.measure import Seen, measure
-from fedkeel.engine.run import Clients, Run, RunDirectory
-from fedkeel.engine.runners import Engine
+from fedkeel.engine.client_work import Jobs, Private, Uploads, Work, one_thread
+from fedkeel.engine.evaluation import evaluate
+from fedkeel.engine.metrics import Seen, measure
+from fedkeel.engine.result import Clients, Run
+from fedkeel.engine.runners.engine import Engine
 from fedkeel.engine.settings import Settings
-from fedkeel.engine.store import open_store
-from fedkeel.engine.work import Jobs, Private, Uploads, Work, one_thread
+from fedkeel.engine.state.checkpoint import check_same, load_checkpoint, save_checkpoint, server_from
+from fedkeel.engine.state.directory import RunDirectory
+from fedkeel.engine.state.store import open_store
+from fedkeel.errors import RoundError, describe
 
 HOPELESS = 10  # clients; if the first so many of a warm-up all fail, the others are not asked
 CHECKPOINT_SHARE = 0.03  # of the time may go into checkpoints

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedkeel.core.algorithm import Algorithm, is_number, nearest, plain
+from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.hyperparameters import is_number, plain
 from fedkeel.engine import seeding
+from fedkeel.errors import nearest, refuse
 
 STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
-
-
-def refuse(name: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"{name} = {value!r} is not allowed; it must be {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,3 +164,11 @@ def _whole(name: str, value: object, least: int, bits: int = 63, otherwise: str 
         raise refuse(name, value, f"a whole number >= {least}{otherwise}")
     if value >= 2**bits:  # more than numpy can count, and torch can take for a seed
         raise refuse(name, value, f"a whole number < 2**{bits}")
+
+
+COUNT_OR_SHARE = ("cohort", "tracking")  # where 1 is one client, and 1.0 all of them
+
+
+def alike(key: str, then: Any, now: Any) -> bool:
+    """Do two values of a setting or hyper-parameter mean the same?"""
+    return bool(then == now) and (key not in COUNT_OR_SHARE or isinstance(then, float) == isinstance(now, float))

@@ -10,27 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.algorithm import Algorithm, make
+from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.features import check_inside
 from fedkeel.core.flat import FlatModel, copy_of
+from fedkeel.core.registry import make
 from fedkeel.data.federation import Federation
-from fedkeel.engine.evaluate import check_fit, objective
-from fedkeel.engine.faults import describe
+from fedkeel.engine.allocator import keep_freed_memory
+from fedkeel.engine.compatibility import check_fit
 from fedkeel.engine.loop import Trainer
-from fedkeel.engine.measure import check as check_metrics
-from fedkeel.engine.memory import keep_freed_memory
-from fedkeel.engine.run import Run
-from fedkeel.engine.runners import Engine, Remote
-from fedkeel.engine.settings import (
-    Settings,
-    check_device,
-    check_engine,
-    check_loss,
-    check_out,
-    check_store,
-    check_workers,
-    refuse,
-)
+from fedkeel.engine.loss import objective
+from fedkeel.engine.metrics import check as check_metrics
+from fedkeel.engine.result import Run
+from fedkeel.engine.runners.engine import Engine, Remote
+from fedkeel.engine.settings import Settings, check_device, check_engine, check_loss, check_out, check_store, check_workers
+from fedkeel.errors import describe, refuse
 
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # engines that nobody could stop
 
@@ -174,7 +167,7 @@ def train(
         return trainer.fit(progress)
     if not progress:
         return trainer.fit(lambda row: None)
-    from fedkeel.progress import RoundBar
+    from fedkeel.engine.progress import RoundBar
 
     with RoundBar(algo.name, rounds) as bar:
         return trainer.fit(bar)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from fedkeel.core.algorithm import nearest
+from fedkeel.errors import nearest
 from fedkeel.models.cnn import cnn, cnn3
 from fedkeel.models.dense import logistic, mlp
 from fedkeel.models.factory import from_factory

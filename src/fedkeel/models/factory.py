@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from fedkeel.core.algorithm import nearest
+from fedkeel.errors import nearest
 
 Shape = tuple[int, ...]
 OFFERED = ("shape", "classes", "vocabulary")

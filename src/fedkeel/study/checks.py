@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.core.algorithm import is_number, nearest
-from fedkeel.fields import SETTINGS
-from fedkeel.study.columns import check_column, needs
+from fedkeel.core.hyperparameters import is_number
+from fedkeel.errors import nearest
+from fedkeel.runs.fields import SETTINGS
 from fedkeel.study.file import Search, StudyFile
 from fedkeel.study.names import names_of, plain, safe
+from fedkeel.study.results.columns import check_column, needs
 
 if TYPE_CHECKING:
     from fedkeel.study.study import Branch

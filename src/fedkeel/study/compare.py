@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkeel.config import RunConfig
+from fedkeel.runs.config import RunConfig
 from fedkeel.study.checks import targets
-from fedkeel.study.numbers import Row
-from fedkeel.study.report import write_report
-from fedkeel.study.results import begin, collect, write
-from fedkeel.study.runner import run_study
-from fedkeel.study.splits import count_splits
+from fedkeel.study.report.write import write_report
+from fedkeel.study.results.collect import begin, collect, write
+from fedkeel.study.results.label_counts import count_splits
+from fedkeel.study.results.numbers import Row
+from fedkeel.study.running.scheduler import run_study
 from fedkeel.study.study import Study
 
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, Required
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from fedkeel.config import RunConfig
-from fedkeel.fields import SETTINGS
+from fedkeel.runs.config import RunConfig
+from fedkeel.runs.fields import SETTINGS
 
 Value = bool | int | float | str
 MOST = 1000  # values of an axis; more than that is a slip of the pen
@@ -142,7 +142,7 @@ KINDS = ("bool", "int", "float", "str", "Range")  # of a value, in the place of 
 
 
 def _one_line(error: ValidationError) -> str:
-    from fedkeel.core.algorithm import nearest
+    from fedkeel.errors import nearest
 
     errors = error.errors()
     first = next((one for one in errors if "Range" in one["loc"][:-1]), errors[0])  # not that a range is no list
@@ -174,7 +174,8 @@ def split_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 def read_parts(values: Mapping[str, Any]) -> tuple[RunConfig, StudyFile]:
     """The task and the study that the content of a file describes."""
-    from fedkeel.core.algorithm import algorithms, lookup, nearest
+    from fedkeel.core.registry import algorithms, lookup
+    from fedkeel.errors import nearest
 
     task, study = split_keys(values)
     for key in task:

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
-from fedkeel.config import RunConfig
-from fedkeel.core.algorithm import lookup
-from fedkeel.engine.checkpoint import COUNT_OR_SHARE
-from fedkeel.fields import SETTINGS
+from fedkeel.core.registry import lookup
+from fedkeel.engine.settings import COUNT_OR_SHARE
+from fedkeel.runs.config import RunConfig
+from fedkeel.runs.fields import SETTINGS
 from fedkeel.study.file import StudyFile
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel.config import RunConfig, resolve
-from fedkeel.core.rules import pick
 from fedkeel.engine.settings import Settings
-from fedkeel.fields import SETTINGS
-from fedkeel.study.cells import printed
+from fedkeel.rules.tracking import pick
+from fedkeel.runs.config import RunConfig, resolve
+from fedkeel.runs.fields import SETTINGS
 from fedkeel.study.checks import (
     IN_TABLES,
     check_branch,
@@ -26,9 +25,10 @@ from fedkeel.study.checks import (
     check_values,
     targets,
 )
-from fedkeel.study.columns import check_column
 from fedkeel.study.file import METHOD_KEYS, Paper, Range, Search, StudyFile, read_parts
 from fedkeel.study.names import fields_of, plain, safe, takes_counts
+from fedkeel.study.report.table_text import printed
+from fedkeel.study.results.columns import check_column
 
 MANY = 100_000  # runs; more than that is a slip of the pen
 

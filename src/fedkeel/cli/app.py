@@ -1,0 +1,282 @@
+"""The command `fedkeel`. Nothing here imports torch before a command needs it, so that help comes at once."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import fedkeel
+from fedkeel.cli.interrupt import stopped
+from fedkeel.cli.options import TaskCommand, merged, task_options
+from fedkeel.cli.studies import add_commands
+from fedkeel.cli.study_options import Fresh, MLflow, TensorBoard, Wandb
+
+if TYPE_CHECKING:
+    from fedkeel.runs.config import RunConfig
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Federated optimizers for clients that differ and come and go.",
+    epilog="Begin with: [bold]fedkeel run --algorithm scaffold[/bold]",
+)
+datasets_app = typer.Typer(invoke_without_command=True, help="List the data sets, or show how a split differs by client.")
+app.add_typer(datasets_app, name="datasets")
+deploy_app = typer.Typer(no_args_is_help=True, help="Run a chosen method on a real network, by Flower (docs/deploy.md).")
+app.add_typer(deploy_app, name="deploy")
+
+Study = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="STUDY.toml",
+        help="Settings in a file: the options below with underscores, e.g. batch_size = 20. Options override it. "
+        "The config.toml that a run writes is such a file.",
+        show_default=False,
+    ),
+]
+OTHER = "choose another --out, or --fresh to replace it"
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedkeel {fedkeel.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; works in any place.")] = False,
+) -> None:
+    pass
+
+
+@app.command(cls=TaskCommand)
+@task_options()
+def run(
+    ctx: typer.Context,
+    settings: dict[str, Any],
+    study: Study = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of the run; default runs/DATA-ALGORITHM-seedSEED. [dim]E.g. --out runs/x[/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    fresh: Fresh = False,
+    tensorboard: TensorBoard = None,
+    mlflow: MLflow = None,
+    wandb: Wandb = None,
+) -> None:
+    """Train one method and keep the run in a directory.
+
+    Hyper-parameters are options, too: [bold]--algorithm fedlada --lr 0.001[/bold]; `fedkeel algorithms NAME` lists them.
+
+    The same command again continues a run that was stopped, or shows one that is complete.
+    """
+    from fedkeel.runs import trackers
+    from fedkeel.runs.config import read_settings, resolve
+
+    given = read_settings(study) if study else {}
+    config = resolve(merged(given, settings, ctx.args))
+    out = out or Path("runs") / f"{config.data}-{config.algorithm}-seed{config.seed}"
+    places = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
+    asked = {name: place for name, place in places.items() if place is not None}
+    trackers.check(asked)
+    again = shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh")  # `resume` would not tell the trackers
+    _train(config, out, fresh, asked, again if asked else None)
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Directory of a run. [dim]E.g. runs/x[/dim]")],
+) -> None:
+    """Go on with a run that was stopped, from its last checkpoint."""
+    from fedkeel.runs.config import resolve
+    from fedkeel.runs.stored import stored
+
+    _train(resolve(stored(directory)), directory, fresh=False)
+
+
+def _train(
+    config: RunConfig, out: Path, fresh: bool, trackers: Mapping[str, str] | None = None, again: str | None = None
+) -> None:
+    """Runs, continues or shows the run in `out`, whichever it needs. trackers: who else is told every round. again: how to
+    go on, if not by `resume`."""
+    from fedkeel.cli import tables as show
+    from fedkeel.engine.progress import RoundBar
+    from fedkeel.engine.state import directory
+    from fedkeel.runs import named as runs
+    from fedkeel.runs.stored import difference
+    from fedkeel.runs.trackers import tracked
+
+    if directory.holds_run(out) and not fresh:
+        if different := difference(out, config):
+            runs.task(config)  # a setting that is wrong by itself is the better message
+            raise ValueError(f"{different}; {OTHER}")
+        if found := directory.summary(out, config.rounds):
+            typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
+            return show.run_summary(found, out)
+        typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")
+    with (
+        stopped(again or f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)),
+        tracked(trackers or {}, out.name, config.model_dump(exclude_none=True)) as log,
+        RoundBar(config.algorithm, config.rounds) as bar,
+    ):
+        found = runs.run(config, out, resume=True, progress=lambda row: (bar(row), log(row)), fresh=fresh).summary()
+    show.run_summary(found, out)
+
+
+add_commands(app)
+
+
+@app.command()
+def algorithms(
+    name: Annotated[
+        str | None, typer.Argument(help="A method, for its page. [dim]E.g. fedlada[/dim]", show_default=False)
+    ] = None,
+) -> None:
+    """List all methods with their costs, or show the page of one."""
+    from fedkeel.cli import tables as show
+
+    if name is None:
+        show.algorithm_table()
+    else:
+        show.algorithm_page(name)
+
+
+@app.command()
+def bench(
+    only: Annotated[
+        str,
+        typer.Option(help="Sections by letter, all by default: a to h, s. [dim]E.g. --only a,b[/dim]", metavar="LETTERS"),
+    ] = "",
+    passes: Annotated[
+        int | None,
+        typer.Option(help="Turns of everybody; default 3 to 7. [dim]E.g. --passes 3[/dim]", min=1, show_default=False),
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Install and run other simulators. [dim]E.g. --no-peers[/dim]")
+    ] = True,
+) -> None:
+    """Measure speed and scale beside other simulators, in turns, and write results/bench.md.
+
+    (a)-(f) models from a small network to a ResNet and an LSTM, (g) every method, (h) growth, (s) waiting for a command.
+
+    Peers get virtual environments of their own, kept in .venv-peers/. Needs a clone of the repository.
+    """
+    from fedkeel.cli.bench import carry_out
+
+    typer.echo(f"wrote {carry_out(only, passes, peers)}")
+
+
+@datasets_app.callback()
+@task_options(("data_dir",))
+def _datasets(ctx: typer.Context, settings: dict[str, Any]) -> None:
+    if ctx.invoked_subcommand is None:
+        from fedkeel.cli import tables as show
+
+        show.dataset_table(settings.get("data_dir"))
+    elif settings:
+        raise ValueError(
+            f"option --data-dir belongs after the command: fedkeel datasets {ctx.invoked_subcommand} --data-dir"
+        )
+
+
+@datasets_app.command("show")
+@task_options(("data_dir", "split", "clients", "concentration", "sizes", "beta_a", "beta_b", "per_client", "split_seed"))
+def show_dataset(
+    settings: dict[str, Any],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set. [dim]E.g. digits[/dim]")],
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the picture of classes against clients: .svg, .html or .png. [dim]E.g. --plot split.svg[/dim]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Split a data set among clients and show how unlike they are: sizes, label entropy, who has which classes."""
+    from fedkeel.cli import tables as show
+    from fedkeel.runs import named as runs
+    from fedkeel.runs.config import with_split_defaults
+
+    show.split_table(runs.federation(with_split_defaults(merged({"data": name}, settings))), plot)
+
+
+@deploy_app.command("init")
+def deploy_init(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where to put the app. [dim]E.g. app[/dim]")],
+    source: Annotated[
+        Path,
+        typer.Option("--from", metavar="RUN", help="Directory of a run, or a study file. [dim]E.g. --from runs/x[/dim]"),
+    ],
+) -> None:
+    """Write a Flower app that runs the method, model and data of a run on SuperNodes, or in Flower's simulation."""
+    from fedkeel.deploy.project import init
+
+    for path in init(directory, source):
+        typer.echo(f"wrote {path}")
+    typer.echo(f"run it with: flwr run {shlex.quote(str(directory))}")
+
+
+@deploy_app.command("picture")
+def deploy_picture(
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="A method. [dim]E.g. scaffold[/dim]")],
+) -> None:
+    """Print a drawing (SVG) of who keeps what and what travels when a method is deployed."""
+    from fedkeel.core.registry import make
+    from fedkeel.deploy.picture import drawing
+
+    typer.echo(drawing(make(name)), nl=False)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The console script: every error is one line, with exit code 2 for bad input and 1 for a run that failed."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot print '±' gets '?', not an error
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        given = [word for word in words if word != "--debug"]
+        code = app(given, standalone_mode=False, prog_name="fedkeel", obj=shlex.join(["fedkeel", *words]))
+    except KeyboardInterrupt:  # before a command had anything to go on with
+        typer.echo("interrupted", err=True)
+        code = 130
+    except Exception as error:
+        if "--debug" in words:
+            traceback.print_exc()
+        message, code = _explained(error)
+        if message:
+            typer.echo(f"error: {' '.join(message.split())}", err=True)
+        else:  # `fedkeel` alone: typer has printed the help
+            code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """An error in words, and the exit code that it deserves."""
+    if isinstance(error, typer.Abort):
+        return "interrupted", 130
+    if hasattr(error, "format_message"):  # typer's own: a missing argument, an unknown command
+        return error.format_message(), 2
+    message = "; ".join([str(error), *getattr(error, "__notes__", ())])
+    if isinstance(error, ValueError):
+        return message, 2
+    from fedkeel.errors import StorageError
+
+    if isinstance(error, StorageError | fedkeel.RoundError):
+        return message, 2 if isinstance(error, StorageError) else 1
+    return f"unexpected {type(error).__name__}: {message} (--debug shows the traceback)", 1

@@ -1,0 +1,117 @@
+"""Options of the command line that nobody writes by hand: one for every field of RunConfig and of the algorithm."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from fedkeel.runs.fields import SETTINGS
+from fedkeel.runs.from_text import hyperparameters, literal
+
+if TYPE_CHECKING:
+    from fedkeel.runs.config import RunConfig
+
+NAMES = [name for name in SETTINGS if name != "hyperparameters"]
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def task_options(names: Iterable[str] = NAMES) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command an option for each of these settings; it gets the given ones as the dictionary `settings`.
+
+    They arrive as text: RunConfig checks them, so that a wrong value is the same error in a file and on the command line.
+    """
+    names = list(names)
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command, eval_str=True)
+        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values() if p.name != "settings"]
+
+        @functools.wraps(command)
+        def call(**given: Any) -> Any:
+            texts = {name: given.pop(name) for name in names}
+            settings = {name: _setting(name, text) for name, text in texts.items() if text is not None}
+            return command(settings=settings, **given)
+
+        call.__signature__ = own.replace(parameters=kept + [_option(name) for name in names])  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _option(name: str) -> inspect.Parameter:
+    about = SETTINGS[name]
+    default = "" if about.default in (None, []) else f" Default {about.default}."
+    example = ",".join(about.example) if isinstance(about.example, list) else about.example
+    help = f"{about.doc}{default} [dim]E.g. {flag(name)} {example}[/dim]"
+    metavar = "NAMES" if isinstance(about.default, list) else "NAME" if _is_text(name) else "NUMBER"
+    option = typer.Option(flag(name), help=help, metavar=metavar, show_default=False, rich_help_panel=about.group)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option])
+
+
+def _setting(name: str, text: str) -> Any:
+    if isinstance(SETTINGS[name].default, list):
+        return [part.strip() for part in text.split(",") if part.strip() not in ("", "none")]
+    return text if _is_text(name) and text.lower() != "none" else literal(text)
+
+
+def _is_text(name: str) -> bool:
+    about = SETTINGS[name]
+    return isinstance(about.example if about.default is None else about.default, str)
+
+
+class TaskCommand(TyperCommand):
+    """Takes options that it does not know for hyper-parameters, and leaves them in ctx.args as `name=value`, or `name`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        known = {spelling: option for option in options for spelling in (*option.opts, *option.secondary_opts)}
+        ours, others, words = [], [], list(args)
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            if word.startswith("--") and len(name) > 2 and name not in known:
+                if not equals and words and not words[0].startswith("--"):  # "-1" is a value, "--other" is none
+                    equals, value = "=", words.pop(0)
+                others.append(f"{name.removeprefix('--')}{equals}{value}")
+            else:
+                ours.append(word)
+                if word in known and not getattr(known[word], "is_flag", False) and words:
+                    ours.append(words.pop(0))
+        rest = super().parse_args(ctx, ours)
+        ctx.args = others
+        return rest
+
+
+def unknown(name: str, known: Iterable[str], otherwise: str) -> ValueError:
+    """The error of an option that nobody knows: the nearest ones, or what to do if there are none."""
+    import difflib
+
+    close = difflib.get_close_matches(name.replace("_", "-"), [z.replace("_", "-") for z in known], cutoff=0.6)
+    told = f"did you mean {', '.join(map(flag, close))}?" if close else otherwise
+    return ValueError(f"unknown option {flag(name)}; {told}")
+
+
+def merged(study: Mapping[str, Any], settings: Mapping[str, Any], extra: Iterable[str] = ()) -> RunConfig:
+    """A study file's settings, changed by those of the command line; extra: hyper-parameters given there."""
+    import dataclasses
+
+    from fedkeel.core.registry import lookup
+    from fedkeel.runs.config import RunConfig
+
+    config = RunConfig(**study).changed(**settings)
+    if not extra:
+        return config
+    fields = [field.name for field in dataclasses.fields(lookup(config.algorithm))]  # type: ignore[arg-type]
+    given = hyperparameters(config.algorithm, extra)
+    for name in given:
+        if name not in fields:
+            raise unknown(name, (*fields, *NAMES, "out", "fresh"), f"{config.algorithm} has {', '.join(map(flag, fields))}")
+    return config.changed(hyperparameters={**config.hyperparameters, **given})

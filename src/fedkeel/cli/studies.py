@@ -1,0 +1,200 @@
+"""The commands that run many runs: compare, sweep and reproduce make a study each, and carry it out in the same way."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import typer
+
+from fedkeel.cli.interrupt import stopped
+from fedkeel.cli.options import NAMES, TaskCommand, task_options, unknown
+from fedkeel.cli.study_options import OVER_HELP, SHARED, StudyFile, shared_options
+
+TASK = [name for name in NAMES if name != "algorithm"]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Gives the app the commands of this file."""
+    for command in (compare, sweep, reproduce):
+        app.command(cls=TaskCommand)(task_options(TASK)(shared_options(command)))
+    app.command()(report)
+
+
+def compare(
+    ctx: typer.Context,
+    settings: dict[str, Any],
+    shared: SimpleNamespace,
+    study: StudyFile = None,
+    out: Annotated[Path, typer.Option(help="Directory of all runs. [dim]E.g. --out runs/mine[/dim]")] = Path("runs/compare"),
+) -> None:
+    """Run several methods on the same task with several seeds, and put them into one table and one page.
+
+    A study file may also have seeds, target, and hyper-parameters by method in tables: [bold]\\[methods.fedlada][/bold].
+
+    The same command again continues where it was stopped.
+    """
+    _nothing_else(ctx)
+    _carry_out(ctx, _assembled(_read(study), settings, shared), shared, out)
+
+
+def sweep(
+    ctx: typer.Context,
+    settings: dict[str, Any],
+    shared: SimpleNamespace,
+    over: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUES", help=OVER_HELP, show_default=False)] = None,
+    study: StudyFile = None,
+    out: Annotated[Path, typer.Option(help="Directory of all runs. [dim]E.g. --out runs/mine[/dim]")] = Path("runs/sweep"),
+) -> None:
+    """Run methods over a range of a setting or hyper-parameter, or over two of them, for curves and heat maps.
+
+    A method that does not have the hyper-parameter is run once, for comparison.
+
+    The same command again continues where it was stopped; with more values, only those are run.
+    """
+    from fedkeel.study.changes import add_axes
+
+    _nothing_else(ctx, "over")
+    file = add_axes(_read(study), over or [])
+    if not file.get("sweep"):
+        raise ValueError("over: there is no axis; for example --over lr=1e-4:1:3, or a table [sweep] in the study file")
+    _carry_out(ctx, _assembled(file, settings, shared), shared, out)
+
+
+def reproduce(
+    ctx: typer.Context,
+    settings: dict[str, Any],
+    shared: SimpleNamespace,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A recipe. [dim]E.g. gradma/tab1[/dim]", show_default=False)
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List all recipes and stop. [dim]E.g. --list[/dim]")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the recipe as a study file and stop. [dim]E.g. --show > mine.toml[/dim]")
+    ] = False,
+    scale: Annotated[
+        str, typer.Option(help="paper: as in the paper; small: for a laptop. [dim]E.g. --scale small[/dim]", metavar="NAME")
+    ] = "paper",
+    cases: Annotated[
+        str,
+        typer.Option(
+            help="Only the columns whose names contain one of these words. [dim]E.g. --cases mnist,cifar-10[/dim]",
+            metavar="NAMES",
+        ),
+    ] = "",
+    over: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUES", help=OVER_HELP, show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory of all runs; default runs/NAME. [dim]E.g. --out runs/x[/dim]", show_default=False),
+    ] = None,
+) -> None:
+    """Run a table or figure of one of the five papers, and print the paper's numbers beside ours.
+
+    Every setting can be changed by its option: [bold]fedkeel reproduce gradma/tab1 --cases mnist --rounds 100[/bold].
+    """
+    from fedkeel.cli import study_tables as screen
+    from fedkeel.study.changes import add_axes, choose_cases, tell_changes
+    from fedkeel.study.recipes import read as recipes
+
+    _nothing_else(ctx, "list", "show", "scale", "cases", "over")
+    if list_ or name is None:
+        return screen.recipe_table(recipes.listed())
+    recipe = recipes.read(name, scale)
+    file = _assembled(add_axes(choose_cases(recipe.file, cases), over or []), settings, shared)
+    others = [*(shared.changes or []), *(over or []), *(f"search {one}" for one in shared.search or [])]
+    file = tell_changes(file, settings | {"seeds": shared.seeds, "target": shared.target}, others)
+    if show:
+        import tomli_w
+
+        from fedkeel.files import as_toml
+        from fedkeel.study.study import Study
+
+        Study.read(file)  # what cannot be run is not shown either
+        return typer.echo(tomli_w.dumps(as_toml(file)))
+    suffix = "" if scale == "paper" else f"-{scale}"
+    store = out or Path("runs") / (recipe.runs + suffix)
+    _carry_out(ctx, file, shared, out or Path("runs") / (name + suffix), store)
+
+
+def report(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="Of a study or of one run. [dim]E.g. runs/compare[/dim]")
+    ],
+    png: Annotated[
+        bool,
+        typer.Option("--png", help="Figures also as PNG, drawn by a Chromium that is installed. [dim]E.g. --png[/dim]"),
+    ] = False,
+) -> None:
+    """Write the page of a study or run, its figures as SVG and its table as CSV and LaTeX.
+
+    A study may still be under way: what is complete is shown.
+    """
+    from fedkeel.study.report.write import report as make
+
+    page = make(directory, png)
+    typer.echo(f"files: {page}, and figures and tables in {page.parent / 'report'}")
+
+
+def _read(study: Path | None) -> dict[str, Any]:
+    from fedkeel.runs.config import read_settings
+    from fedkeel.study.file import read_parts
+
+    values = read_settings(study) if study else {}
+    read_parts(values)  # options change a file part by part: each must be what it should be
+    return values
+
+
+def _nothing_else(ctx: typer.Context, *own: str) -> None:
+    """Options that nobody knows are not hyper-parameters here, since there are several methods."""
+    if ctx.args:
+        hint = "hyper-parameters are set by method here: --set fedavg.lr=0.1"
+        option = ctx.args[0].partition("=")[0]
+        if option == "over":
+            raise ValueError("unknown option --over; `fedkeel sweep` has it")
+        shared = ["set" if name == "changes" else name for name in SHARED]
+        raise unknown(option, (*TASK, *shared, "out", *own), hint)
+
+
+def _assembled(file: Mapping[str, Any], settings: Mapping[str, Any], shared: SimpleNamespace) -> dict[str, Any]:
+    """The content of a study file, changed by the options of the command line."""
+    from fedkeel.study.changes import change_search, choose_methods, override, refuse_swept, set_values
+
+    refuse_swept(file, settings)
+    changed = set_values(choose_methods(override(file, settings), shared.algorithms), shared.changes or [])
+    changed = change_search(changed, shared.search or [])
+    for key in ("seeds", "target"):
+        if (value := getattr(shared, key)) is not None:
+            changed[key] = value
+            for case in changed["cases"]:
+                case.pop(key, None)
+    return changed
+
+
+def _carry_out(
+    ctx: typer.Context, file: dict[str, Any], shared: SimpleNamespace, out: Path, store: Path | None = None
+) -> None:
+    from fedkeel.cli import study_tables as screen
+    from fedkeel.runs import trackers
+    from fedkeel.study.compare import carry_out
+    from fedkeel.study.study import Study
+
+    if shared.jobs is not None and shared.jobs < 1:
+        raise ValueError(f"jobs = {shared.jobs} is not allowed; it must be a whole number >= 1")
+    asked = {name: getattr(shared, name) for name in trackers.TRACKERS if getattr(shared, name) is not None}
+    if shared.ray is not None and (asked or shared.jobs is not None):
+        name = next(iter(asked), "jobs")
+        raise ValueError(
+            f"{name} is not allowed with ray: runs go to all cores of the cluster, and send no rows until they end"
+        )
+    trackers.check(asked)
+    study = Study.read(file)
+    options: dict[str, Any] = {"fresh": shared.fresh, "jobs": shared.jobs, "ray": shared.ray, "trackers": asked}
+    again = shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh")  # or what is complete would be lost
+    with stopped(again, lambda: True):
+        results = carry_out(study, out, store=store, command=ctx.obj, **options)
+    screen.comparison(results, out)
+    if any(row["errors"] for row in results["rows"]):
+        raise typer.Exit(1)

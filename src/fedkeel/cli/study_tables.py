@@ -1,0 +1,111 @@
+"""What the commands of studies print: a table per case, ours beside the paper's, failures, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeel.cli.tables import console, table
+from fedkeel.study.names import plain
+from fedkeel.study.report.table_text import (
+    APART,
+    NOT_COMPARABLE,
+    cells,
+    column_of,
+    columns_of,
+    differs,
+    in_paper_units,
+    not_reached,
+    paper_heads,
+    place_of,
+    robust_over,
+)
+
+Row = Mapping[str, Any]
+
+
+def comparison(results: Mapping[str, Any], out: Path) -> None:
+    """The end of `fedkeel compare`, `sweep` and `reproduce`."""
+    rows, screen = results["rows"], console()
+    axes = [name for name in columns_of(results) if name != "case"]
+    for case in results["cases"]:
+        mine = [row for row in rows if row["case"] == case]
+        if case:
+            screen.print(f"\n{case}", style="bold")
+        _summary(mine, axes)
+    if any(row["targets"] for row in rows):
+        screen.print(f"floats: up and down, per participating client, until the target; {not_reached(rows)}")
+    for paper in results["paper"]:
+        _beside_paper(rows, paper)
+    for one in results["robustness"]:
+        at = ", ".join([one["case"]] * bool(one["case"]) + [f"{key} {z}" for key, z in one["at"].items()])
+        who = f"{one['method']} ({at})" if at else one["method"]
+        screen.print(f"{who}: within 5 % of its best {robust_over(one)}")
+    for one in results["search"]:
+        chosen = [trial for trial in one["trials"] if trial["chosen"]]
+        values = {key: z for trial in chosen for key, z in trial.items() if key not in ("score", "error", "chosen")}
+        told = one["note"] or ", ".join(f"{key} {plain(z, key)}" for key, z in values.items())
+        if told:
+            screen.print(f"search: {one['name']}: {told}", soft_wrap=True)
+    for row in [row for row in rows if row["dropped"]]:
+        screen.print(
+            f"dropped: {row['name']}: {row['dropped']:.4g} answers of clients a run; metrics.jsonl says whose and why",
+            soft_wrap=True,
+        )
+    for row in rows:
+        for seed, why in row["errors"].items():
+            screen.print(f"failed: {row['name']} seed {seed}: {why}", soft_wrap=True)
+    screen.print(f"files: {out / 'report.html'}, table.csv, results.json", soft_wrap=True)
+
+
+def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:
+    shown = []
+    for row in rows:
+        line = cells(row, row["targets"])
+        shown.append({"method": line.pop("method"), **place_of(row, axes), **line})
+    made = table(*(name if name == "method" else ">" + name.replace(" ", "\n", 1) for name in shown[0]))
+    short = all(len(line["method"].partition("\n")[0]) <= 20 for line in shown)
+    for column in made.columns:  # a narrow screen breaks numbers at their ±, it does not cut them
+        column.no_wrap = short and column is made.columns[0]
+    for line in shown:
+        made.add_row(*line.values())
+    console().print(made)
+
+
+def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
+    """Two lines per method: ours and the paper's."""
+    metric = paper["metric"]
+    with_number = [row for row in rows if metric in row["paper"]]
+    if not with_number:
+        return
+    unit = ", %," if metric.endswith("accuracy") else ""
+    made = table("method", "", *(f">{column}" for column in paper_heads(with_number, paper)))
+    for column in made.columns:
+        column.no_wrap = False
+    for method in dict.fromkeys(row["method"] for row in with_number):
+        mine = {column_of(row, paper): row for row in with_number if row["method"] == method}
+        apart = {z: " ≠" * differs(row, paper) for z, row in mine.items()}
+        ours = [in_paper_units(mine[z], metric) + apart[z] if z in mine else "" for z in paper["at"]]
+        theirs = [str(mine[z]["paper"][metric]) if z in mine else "" for z in paper["at"]]
+        made.add_row(method, "ours", *ours)
+        made.add_row("", "paper", *theirs, style="dim")
+    console().print(f"\n{metric.replace('_', ' ')}{unit} beside {paper['where'] or 'the paper'}", style="bold")
+    console().print(made)
+    if any(differs(row, paper) for row in with_number):
+        console().print(APART)
+    if not paper["comparable"]:
+        console().print(NOT_COMPARABLE)
+
+
+def recipe_table(recipes: Sequence[tuple[str, str, str, str]]) -> None:
+    """All recipes: (name, what it is, how many runs, how many trials of searches before them)."""
+    shown = table("name", "what it is", ">runs", ">trials")
+    shown.columns[0].no_wrap = True
+    for row in recipes:
+        shown.add_row(*row)
+    console().print(shown)
+    console().print("trials: runs of the searches for step sizes and the like, before those that count.")
+    console().print(
+        "`fedkeel reproduce NAME` runs one at the paper's scale, `--scale small` on a laptop, `--show` prints it."
+    )

@@ -1,0 +1,230 @@
+"""What the command line prints: the result of a run, tables of methods and data sets, a page per method."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedkeel.wording import amount
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedkeel.core.algorithm import Algorithm
+    from fedkeel.data.federation import Federation
+
+PIPE_WIDTH = 180  # nobody looks at the width of a pipe; grep wants whole lines
+WIDE = 130  # columns from which the table of methods shows everything
+
+
+def console() -> Console:
+    """Where results go. In a terminal it is as wide as that; COLUMNS overrides."""
+    free = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if free else PIPE_WIDTH, highlight=False, markup=False)
+
+
+def table(*columns: str) -> Table:
+    """A table with one rule under its heading. A column that begins with '>' is set flush right."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+    for column in columns:
+        right = column.startswith(">")
+        made.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold", no_wrap=right)
+    return made
+
+
+def run_summary(found: dict[str, Any], out: Path) -> None:
+    """The end of `fedkeel run`: a few lines of what was found, at what cost, and where it lies."""
+    rounds = found["rounds"]
+    if found["final_accuracy"] is None:
+        lines = {"train loss": f"{found['final_train_loss']:.4g}"}
+    else:
+        lines = {"accuracy": f"{found['final_accuracy']:.4f} final, {found['best_accuracy']:.4f} best"}
+    lines["floats"] = (
+        f"{amount(found['up'])} up, {amount(found['down'])} down per participating client "
+        f"({amount(found['up'] / rounds)} up, {amount(found['down'] / rounds)} down a round)"
+    )
+    lines["engine"] = found["engine"] + (f" ({found['engine_reason']})" if found["engine_reason"] else "")
+    if found["dropped"]:
+        lines["dropped"] = f"{found['dropped']} answers of clients; metrics.jsonl says whose and why"
+    lines["files"] = str(out)
+    print(f"{found['algorithm']}: {rounds} rounds in {found['seconds']:.1f} s")
+    for name, line in lines.items():
+        print(f"  {name:<10} {line}")
+
+
+# Methods --------------------------------------------------------------------------------------------------------------
+
+
+def costs(kind: type[Algorithm]) -> dict[str, str]:
+    """What a method keeps and sends, in units of the model's size d: read off its records, as the engine does."""
+    import torch
+
+    from fedkeel.core.algorithm import Plan
+    from fedkeel.core.flat import Layers
+    from fedkeel.core.records import down_record, floats
+    from fedkeel.core.trial import dry_run
+
+    layers, d = Layers([6000, 4000]), 10000
+    algo = kind().plan(Plan(N=10, S=10, K=10, T=100))
+    server, memory = algo.init(torch.zeros(d))
+    ups = [dry_run(algo, stage, layers, torch.float32) for stage in ["survey"] * algo.surveys() + ["client"]]
+    tracked = kind.facts.tracked
+    always = sum(floats(up, without=tracked) for up in ups)
+    sometimes = sum(floats(up) for up in ups) - always
+    parts = [f"{always / d:.3g}"] * (always > 0) + [f"{sometimes / d:.3g} Y/S".removeprefix("1 ")] * (sometimes > 0)
+    down = floats(down_record(algo, server))
+    return {"memory": f"{floats(memory) / d:.3g}", "up": " + ".join(parts), "down": f"{down / d:.3g}"}
+
+
+def algorithm_table() -> None:
+    """All methods; a narrow terminal shows fewer columns instead of broken ones."""
+    from fedkeel.core.registry import algorithms, lookup
+
+    screen = console()
+    wide = screen.width >= WIDE
+    columns = ("local optimiser", "correction", "server step") if wide else ("local", "correction")
+    shown = table("name", *columns, ">mem", ">up", ">down", ">grad", *(["paper"] if wide else []))
+    shown.columns[0].no_wrap = True
+    if wide:
+        shown.columns[-1].no_wrap, shown.columns[-1].overflow, shown.columns[-1].max_width = True, "ellipsis", 24
+    kinds = sorted((lookup(name) for name in algorithms()), key=lambda kind: (kind.facts.family, kind.name))
+    for last, kind in zip([None, *kinds], kinds, strict=False):
+        facts, cost = kind.facts, costs(kind)
+        if last is None or last.facts.family != facts.family:
+            shown.add_section()
+            shown.add_row(facts.family, style="bold")
+        words = (facts.local, facts.correction, facts.step)[: len(columns)]
+        paper = [facts.paper.split(",")[0].split(";")[0]] if wide else []
+        shown.add_row(kind.name, *words, cost["memory"], cost["up"], cost["down"], str(facts.gradients), *paper)
+    screen.print(shown)
+    screen.print(
+        f"{len(kinds)} methods. A client keeps mem between rounds, sends up and receives down in a round, all in units of "
+        "the model's size (Y of the S clients track); grad: gradients per local step.\n"
+        "`fedkeel algorithms NAME` shows one method."
+    )
+
+
+def algorithm_page(name: str) -> None:
+    """Everything about one method that a user needs to choose and set it."""
+    import dataclasses
+
+    from fedkeel.core.hyperparameters import allowed
+    from fedkeel.core.registry import lookup
+
+    kind = lookup(name)
+    screen, facts, cost = console(), kind.facts, costs(kind)
+    screen.print(f"{name}, {facts.family}\n", style="bold")
+    for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
+        screen.print(" ".join(paragraph.split()) + "\n")
+    settings = table("setting", "default", "allowed", "papers' grid", "meaning")
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    for field in fields:
+        grid = ", ".join(f"{z:g}" for z in field.metadata.get("grid", ()))
+        settings.add_row(field.name, _value(field.default), allowed(field), grid or "-", field.metadata.get("doc", ""))
+    screen.print(settings)
+    lines = {
+        "local step": facts.local,
+        "correction": facts.correction,
+        "server step": facts.step,
+        "floats": f"up {cost['up']}, down {cost['down']} a round, a client keeps {cost['memory']} (times the model's size)",
+        "gradients": f"{facts.gradients} per local step",
+        "unbiased": f"{'yes' if facts.exact else 'no'}: the minimiser of the global loss is {'' if facts.exact else 'not '}"
+        "a fixed point when clients differ and take several steps",
+        "the same": "; ".join(claim.replace(" ->", " is") for claim in facts.same) or "as no other method here",
+        "weights": "uniform only" if facts.uniform else "uniform or samples",
+        "paper": facts.paper,
+    }
+    lined = Table.grid(padding=(0, 2))
+    for key, line in lines.items():
+        lined.add_row(key, line)
+    screen.print(lined)
+    given = [field for field in fields if field.default is not None][:2]
+    flags = "".join(f" --{field.name.replace('_', '-')} {_value(field.default)}" for field in given)
+    screen.print(f"\nfedkeel run --algorithm {name}{flags}", soft_wrap=True)
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def dataset_table(data_dir: str | None = None) -> None:
+    """All data sets and whether they can be had here, without loading any."""
+    from fedkeel.data.load import CATALOGUE, data_folder, digits, locate
+
+    folder, screen = data_folder(data_dir), console()
+    wide = screen.width >= WIDE
+    shown = table("name", "what it is", *(["size", "where"] if wide else ["here"]))
+    shown.columns[0].no_wrap = True
+    about, size = (digits.__doc__ or "").split("; ")
+    rows = [("digits", about, size.rstrip("."), "yes", "scikit-learn")]
+    for name, source in CATALOGUE.items():
+        found = locate(name, folder)
+        here, where = "no", f"no; wants {source.wanted}" + (f", or the hub ({source.hub.name})" if source.hub else "")
+        if found:
+            form, paths = found
+            where = str(next(path.parent for path in paths if path)) + (f" ({form.note})" if form.note else "")
+            here = "a part" if form.note else "yes"
+        rows.append((name, source.about, source.size, here, where))
+    for name, about, size, here, where in rows:
+        shown.add_row(name, about, *([size, where] if wide else [here]))
+    screen.print(shown)
+    told = f"the data directory {folder}" if folder else "no data directory: give --data-dir or set FEDKEEL_DATA"
+    screen.print(f"Looked in {told}." if folder else f"There is {told}.")
+    screen.print("`fedkeel datasets show NAME` splits one among clients and says how unlike they are.")
+
+
+def split_table(fed: Federation, plot: Path | None = None) -> None:
+    """How much the clients of a split differ: the spread over clients of four numbers per client, and who has which class.
+
+    plot: a file for the picture of the latter.
+    """
+    import numpy as np
+
+    from fedkeel.data.label_plot import bubbles_text, label_counts, write_bubbles
+    from fedkeel.data.texts import Texts
+
+    screen, classes = console(), fed.classes or int(fed.y.max()) + 1
+    counts = label_counts(fed, classes)
+    if plot is not None:
+        write_bubbles(counts, plot, ", ".join(f"{key} {value}" for key, value in fed.origin.items()))
+    shape = "text" if isinstance(fed.x, Texts) else f"shape {' x '.join(map(str, fed.shape))}"
+    tested = f" and {len(fed.test[1]):,} test" if fed.test else ""
+    screen.print(f"{fed.origin['data']}: {len(fed.y):,} training{tested} samples of {shape}, {classes} classes")
+    screen.print(", ".join(f"{key} {value}" for key, value in fed.origin.items() if key != "data"))
+    shown = table("per client", ">least", ">25 %", ">median", ">75 %", ">most")
+    for name, values in client_statistics(fed, counts).items():
+        digits = ".0f" if values.dtype.kind == "i" else ".3f"
+        shown.add_row(name, *(f"{z:{digits}}" for z in np.quantile(values, (0, 0.25, 0.5, 0.75, 1))))
+    screen.print(shown)
+    screen.print(
+        f"label entropy: in bits; {np.log2(classes):.3f} if all classes are equally frequent, 0 for one class. "
+        "total variation: distance of a client's label frequencies from those of all data, 0 (alike) to 1.\n"
+    )
+    screen.print(bubbles_text(counts, screen.width), no_wrap=True, crop=False)
+    if plot is not None:
+        screen.print(f"files: {plot}", soft_wrap=True)
+
+
+def client_statistics(fed: Federation, counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Samples, classes, label entropy and total-variation distance of every client, [N] each; counts: [N, C]."""
+    import numpy as np
+
+    p = counts / counts.sum(1, keepdims=True)
+    entropy = -np.sum(p * np.log2(np.where(p > 0, p, 1)), axis=1)
+    distance = np.abs(p - counts.sum(0) / counts.sum()).sum(1) / 2
+    return {
+        "samples": fed.sizes,
+        "classes": (counts > 0).sum(1),
+        "label entropy": np.abs(entropy),
+        "total variation": distance,
+    }

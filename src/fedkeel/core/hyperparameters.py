@@ -1,0 +1,87 @@
+"""Hyper-parameters: how one is declared, which values it may have, and the error of a wrong one."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+
+def hp(
+    default: Any,
+    doc: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
+    grid: Sequence[float] = (),
+) -> Any:
+    """A hyper-parameter: default, meaning, the allowed range (open: above/below, closed: least/most) and papers' grid."""
+    limits = {"above": above, "least": least, "below": below, "most": most}
+    metadata = {"doc": doc, "choices": tuple(choices), "grid": tuple(grid)} | limits
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def allowed(field: dataclasses.Field[Any]) -> str:
+    """The range of a hyper-parameter in words, as errors and help print it."""
+    m = field.metadata
+    if m.get("choices"):
+        return " or ".join(map(repr, m["choices"]))
+    signs = {"above": ">", "least": ">=", "below": "<", "most": "<="}
+    limits = " and ".join(f"{sign} {m[key]:g}" for key, sign in signs.items() if m.get(key) is not None)
+    if isinstance(field.default, bool):
+        return "true or false"
+    if _is_text(field):
+        return "a text"
+    return f"a whole number {limits}".strip() if _is_whole(field) else limits or "any number"
+
+
+def _is_whole(field: dataclasses.Field[Any]) -> bool:
+    return field.type in (int, "int")
+
+
+def _is_text(field: dataclasses.Field[Any]) -> bool:
+    return isinstance(field.default, str) or field.type in (str, "str", str | None, "str | None")
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy, or of another kind, as Python's own, which files can hold and torch takes; others as they are."""
+    if type(value).__module__ == "numpy" and not getattr(value, "shape", None):
+        value = value.item()
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def is_number(value: Any) -> bool:
+    """Is a plain value a finite number that a float can hold?"""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def check_value(name: str, field: dataclasses.Field[Any], value: Any) -> None:
+    m = field.metadata
+    if value is None and field.default is None:
+        return
+    if m.get("choices"):
+        good = isinstance(value, str) and value in m["choices"]
+    elif isinstance(field.default, bool):
+        good = isinstance(value, bool)
+    elif _is_text(field):
+        good = isinstance(value, str)
+    elif not is_number(value) or (_is_whole(field) and not isinstance(value, int)):
+        good = False
+    else:
+        good = (
+            (m.get("above") is None or value > m["above"])
+            and (m.get("least") is None or value >= m["least"])
+            and (m.get("below") is None or value < m["below"])
+            and (m.get("most") is None or value <= m["most"])
+        )
+    if not good:
+        raise ValueError(f"{name}: {field.name} = {value!r} is not allowed; it must be {allowed(field)}")

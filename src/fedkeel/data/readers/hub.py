@@ -1,0 +1,107 @@
+"""Data sets of the Hugging Face hub, through its package `datasets`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeel.data.assemble import dataset, with_stats
+from fedkeel.data.cache import cached
+from fedkeel.data.federation import Dataset
+from fedkeel.data.readers.files import Arrays
+from fedkeel.data.readers.images import held_out
+from fedkeel.data.readers.texts import text_arrays
+from fedkeel.data.texts import PAIR
+from fedkeel.errors import nearest
+
+GUESSES = ("image", "img", "text", "sentence", "content", "question")  # names of the column of inputs, if none is given
+
+
+def from_hub(
+    name: str,
+    config: str | None = None,
+    x: str | Sequence[str] | None = None,
+    y: str = "label",
+    key: str | None = None,
+    train: str = "train",
+    test: str | None = "test",
+) -> Dataset:
+    """A data set of the hub, or of a folder that `datasets` can read: pictures or texts, and a column of classes.
+
+    x: the column of inputs, several for texts that belong together.  key: a column that says whose a sample is.
+    test: the split for testing; None holds out a fifth of the training split.
+
+    >>> from_hub("stanfordnlp/imdb").split("iid", clients=100)
+    """
+    place = [Path(name)] if Path(name).exists() else []
+    short = name.rstrip("/").rpartition("/")[2] + (f"-{config}" if config else "")
+    request = repr((name, config, x, y, key, train, test))
+    arrays = cached(f"hub-{short}", request, place, lambda: _fetch(name, config, x, y, key, train, test))
+    return dataset(name, arrays)
+
+
+def _fetch(
+    name: str, config: str | None, x: str | Sequence[str] | None, y: str, key: str | None, train: str, test: str | None
+) -> Arrays:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError("data: the Hugging Face hub needs the package datasets: pip install 'fedkeel[hub]'") from error
+    try:
+        with _quiet():
+            loaded = datasets.load_dataset(name, config)
+        parts = [loaded[split] for split in (train, test) if split is not None]
+    except Exception as error:  # whatever the network, the hub or the files make it raise
+        raise ValueError(f"data: the hub has not given {name!r} ({type(error).__name__}: {error})") from error
+    columns = [x] if isinstance(x, str) else list(x or _guess(name, parts[0].column_names))
+    for column in [*columns, y, *([] if key is None else [key])]:
+        if column not in parts[0].column_names:
+            raise ValueError(f"data: {name!r} has no column {column!r}{nearest(column, parts[0].column_names)}")
+    owner = None if key is None else np.unique(np.array(parts[0][key]), return_inverse=True)[1].astype(np.int64)
+    rows = [np.arange(len(part)) for part in parts]
+    if test is None:
+        split = held_out(rows[0], rows[0])
+        parts, rows = [parts[0]] * 2, [split["x"], split["test_x"]]
+    arrays: Arrays = {} if owner is None else {"key": owner[rows[0]]}
+    for prefix, part, mine in zip(("", "test_"), parts, rows, strict=True):
+        arrays |= _part(prefix, part, mine, columns, y)
+    return with_stats(arrays)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps the hub from telling every attempt; what came of them is in the error."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _guess(name: str, columns: Sequence[str]) -> list[str]:
+    found = [column for column in GUESSES if column in columns][:1]
+    if not found:
+        raise ValueError(f"data: {name!r} has the columns {', '.join(columns)}; say with x= which holds the inputs")
+    return found
+
+
+def _part(prefix: str, part: Any, rows: np.ndarray, columns: Sequence[str], y: str) -> Arrays:
+    labels = np.array(part[y], dtype=np.int64)[rows]
+    if isinstance(part[0][columns[0]], str):
+        texts = list(zip(*(part[column] for column in columns), strict=True))
+        return text_arrays(prefix, [(PAIR.join(texts[i]), int(label)) for i, label in zip(rows, labels, strict=True)])
+    pictures = (part[int(i)][columns[0]] for i in rows)
+    x = np.stack([np.asarray(picture.convert(_mode(picture))) for picture in pictures])
+    x = x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    return {f"{prefix}x": x, f"{prefix}y": labels}
+
+
+def _mode(picture: Any) -> str:
+    return "L" if picture.mode in ("1", "L", "I", "F") else "RGB"

@@ -1,0 +1,74 @@
+"""The loss that is trained by default, and what a model is worth on test data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedkeel.core.flat import FlatModel
+from fedkeel.core.steps import Loss
+from fedkeel.data.federation import Prepare
+from fedkeel.engine.inputs import model_input
+
+CHUNK = 2048  # samples at a time, or
+NUMBERS = 1_000_000  # as many as have so many numbers together: what a network makes of them may be a thousand times as much
+
+
+def evaluate(
+    model: FlatModel,
+    x: Tensor,
+    buffers: Tensor,
+    loss: Loss,
+    data: tuple[Tensor, Tensor],
+    prepare: Prepare | None = None,
+) -> dict[str, Any]:
+    """Mean loss, and accuracy where targets are classes, of the parameters x on the data."""
+    inputs, targets = data
+    model.bind(x)
+    if model.has_buffers:
+        model.write_buffers(buffers)
+    chunks = zip(inputs.split(at_a_time(inputs)), targets.split(at_a_time(inputs)), strict=True)
+    batches = ((model_input(model, a, prepare), model_input(model, b)) for a, b in chunks)
+    with evaluating(model.module):
+        mean, accuracy = scores(model.module, loss, batches)
+    return {"test_accuracy": accuracy, "test_loss": mean}
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """In evaluation mode; afterwards every layer is in the mode that it had."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def at_a_time(x: Tensor) -> int:
+    """How many samples like x[0] an evaluation takes at a time."""
+    return max(1, min(CHUNK, NUMBERS // max(1, x[0].numel())))
+
+
+def scores(module: nn.Module, loss: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float | None]:
+    """Mean loss, and accuracy where targets are classes."""
+    total, samples, right, count = 0.0, 0, 0, 0
+    for x, y in batches:
+        output = module(x)
+        total += float(loss(output, y)) * len(y)
+        samples += len(y)
+        if classes(output, y):
+            right += int((output.argmax(-1) == y).sum())
+            count += y.numel()
+    return total / samples, right / count if count else None
+
+
+def classes(output: Any, target: Tensor) -> bool:
+    """Are these scores of several classes, and their numbers?"""
+    if not isinstance(output, Tensor) or target.is_floating_point():
+        return False
+    return output.shape[:-1] == target.shape and output.shape[-1] > 1

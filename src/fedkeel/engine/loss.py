@@ -1,0 +1,31 @@
+"""The loss that is trained by default."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from fedkeel.core.flat import FlatModel
+from fedkeel.core.steps import Loss, Objective
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy over the last dimension of the output; sequences count position by position."""
+    if output.dim() > 2:
+        output, target = output.flatten(0, -2), target.flatten()
+    return functional.cross_entropy(output, target.long())
+
+
+def cross_entropies(output: Tensor, target: Tensor) -> Tensor:
+    """The cross-entropy of every sample, [B, ..., classes] -> [B]."""
+    if output.dim() == 2:
+        return functional.cross_entropy(output, target, reduction="none")
+    each = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
+    return each.view(len(target), -1).mean(-1)
+
+
+def objective(model: FlatModel, loss: Loss | None, weight_decay: float, clip: float | None) -> Objective:
+    """What is minimised: the user's loss, or cross-entropy, of which the loss of every sample is known, too."""
+    if loss is not None:
+        return Objective(model, loss, weight_decay, clip)
+    return Objective(model, cross_entropy, weight_decay, clip, cross_entropies)

@@ -1,0 +1,47 @@
+"""Versions, machine and memory of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedkeel import __version__
+
+
+def made_with() -> dict[str, str]:
+    """Versions and machine of this process."""
+    about = ""
+    with contextlib.suppress(OSError):
+        about = Path("/proc/cpuinfo").read_text()
+    named = next((line.partition(":")[2].strip() for line in about.splitlines() if line.startswith("model name")), "")
+    system = f"{platform.system()} {platform.machine()}, {named or platform.processor() or 'processor not named'}"
+    packages = {"fedkeel": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {"python": platform.python_version(), **packages, "machine": system}
+
+
+def peak_memory() -> float | None:
+    """Most memory that this process held since it began, or since `forget_peak`, in MB, data included; worker processes of a
+    run are not counted."""
+    if os.name != "posix":
+        return None
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e6
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def forget_peak() -> None:
+    """Lets `peak_memory` begin anew, where the system can: for a run in a process that had others before."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")

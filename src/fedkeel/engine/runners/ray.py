@@ -1,0 +1,247 @@
+"""Clients spread over the actors of a Ray cluster, on this machine or on many.
+
+An actor is a process with one thread that holds the model and the data, which lie in Ray's object store once per node. The
+driver puts what the server sends there once per round, and gets uploads and new client records back. Client memory itself
+stays with the driver, so a node that dies takes nothing with it: its clients are run again elsewhere, with the same bits.
+Uploads are not added up on the nodes: sums in another order than the clients' would have other bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedkeel.engine.client_work import Jobs, Stack, Uploads, Work
+from fedkeel.engine.runners.auto import cores
+from fedkeel.engine.runners.ray_actor import Actor, Answer, Task, as_bytes, pack, record_bytes
+from fedkeel.engine.state.store import Store
+from fedkeel.errors import describe
+
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+except ImportError:
+    raise ValueError("engine: 'ray' needs the package ray: pip install 'fedkeel[ray]'") from None
+
+DEATHS = 3  # of workers over one client, until the client is given up for the round
+AHEAD = 2  # calls a worker holds, so that it never waits for the next one
+WORTH = 0.1  # seconds of work that a call should have: its way there and back takes a few thousandths
+PATIENCE = 300.0  # seconds in which at least one worker must have started
+
+
+def connect(address: str, cpus: int | None = None) -> Callable[[], None]:
+    """Joins the cluster at `address`, or starts one here ("local"). Returns what ends that again: it leaves a cluster that
+    was there before as it is, and a connection that this process had before, too."""
+    if ray.is_initialized():
+        ours = ray.get_runtime_context().gcs_address
+        if address not in ("local", "auto", ours):
+            raise ValueError(f"ray_address = {address!r} is not allowed: this process is already connected to {ours}")
+        return lambda: None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or a cluster that we start would report to its makers
+    options: dict[str, Any] = {"num_cpus": cpus or cores(), "include_dashboard": False} if address == "local" else {}
+    try:
+        host, colon, port = address.rpartition(":")
+        if colon and "://" not in address:  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=5).close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what later releases of Ray will do otherwise
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
+    except Exception as error:
+        raise ValueError(f"ray_address = {address!r}: no cluster can be used there: {describe(error)}") from error
+    return ray.shutdown
+
+
+def resources(S: int, workers: int | None, device: str) -> tuple[int, dict[str, Any]]:
+    """How many workers, and what each asks Ray for: a core, and its part of the GPUs where there are any."""
+    total = ray.cluster_resources()
+    cpus, gpus = int(total.get("CPU", 0)), 0 if device == "cpu" else int(total.get("GPU", 0))
+    if cpus < 1:
+        raise ValueError("engine: 'ray': the cluster has no CPU for a worker")
+    count = min(workers or gpus or cpus, cpus, S)
+    return count, {"num_cpus": 1, "num_gpus": min(1.0, gpus / count)}
+
+
+@dataclass
+class Worker:
+    actor: Any
+    calls: deque[tuple[Any, list[int]]]  # (answer to come, positions of its clients), oldest first; its start has none
+    node: str = ""  # where it runs; empty until it has started
+    since: float = 0.0  # when the oldest of them was begun
+
+
+@dataclass
+class Exchange:
+    """One call of `run`."""
+
+    jobs: Jobs
+    down: Any  # where in the object store the broadcast lies
+    uploads: Uploads
+    waiting: deque[list[int]]  # positions of clients that no worker has, call by call
+    deaths: Counter[int] = field(default_factory=Counter)  # position -> workers that died while they held it
+
+
+class Ray:
+    def __init__(
+        self, work: Work, store: Store, S: int, workers: int | None, timeout: float | None, address: str, device: str
+    ) -> None:
+        self.work, self.store, self.timeout = work, store, timeout
+        self.stacks = {stage: Stack(like, S).record for stage, like in work.uploads().items()}
+        setup, data = pack(work, store.initial)  # an error, if it cannot be sent, comes before a cluster is started
+        self.disconnect = connect(address, workers)
+        try:
+            self.setup = ray.put(setup), ray.put(data)
+            count, options = resources(S, workers, device)
+            self.make = ray.remote(Actor).options(max_restarts=0, scheduling_strategy="SPREAD", **options)
+            self.failed = 0  # workers in a row that died before they had started
+            self.step_seconds: float | None = None  # what a local step takes
+            self.workers: list[Worker] = []
+            self.workers += [self._start() for _ in range(count)]
+            while not any(worker.node for worker in self.workers):
+                self._step(None)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> Worker:
+        actor: Any = self.make.remote()
+        return Worker(actor, deque([(actor.start.remote(*self.setup), [])]), since=time.monotonic())
+
+    def run(self, jobs: Jobs) -> Uploads:
+        S, device = len(jobs.ids), self.work.objective.model.device
+        stack = self.stacks[jobs.stage]
+        up = type(stack)(*(z[:S] for z in stack))
+        losses, buffers = torch.zeros(S, dtype=torch.float64), torch.zeros(S, len(jobs.buffers), dtype=torch.float64)
+        down = ray.put((record_bytes(jobs.down), as_bytes(jobs.buffers)))
+        now = Exchange(jobs, down, Uploads(up, buffers, losses, {}, {}), deque(self._calls(jobs)))
+        while now.waiting or any(positions for worker in self.workers for _, positions in worker.calls):
+            for held in range(AHEAD):  # one for everybody first
+                for worker in self.workers:
+                    if worker.node and now.waiting and len(worker.calls) == held:
+                        self._send(worker, now.waiting.popleft(), now)
+            self._step(now)
+        now.uploads.up = type(up)(*(z.to(device) for z in up))
+        return now.uploads
+
+    def _calls(self, jobs: Jobs) -> list[list[int]]:
+        """Positions of the clients of each call: one client, or as many as make it worth its while."""
+        # The longest first, so that the workers end together.
+        order = sorted(range(len(jobs.ids)), key=lambda position: -jobs.K[position])
+        count = len(order)
+        if self.step_seconds is not None and self.timeout is None:  # a limit is for one client
+            worth = int(self.step_seconds * sum(jobs.K) / WORTH)
+            count = min(count, worth if worth >= 4 * len(self.workers) else len(self.workers))
+        return [order[start::count] for start in range(count)]
+
+    def _send(self, worker: Worker, positions: list[int], now: Exchange) -> None:
+        jobs, tasks = now.jobs, []
+        for position in positions:
+            client = jobs.ids[position]
+            drawn = jobs.roles(position)
+            mem = record_bytes(self.store.read(client)) if client in self.store else None
+            tasks.append(Task(client, jobs.K[position], drawn, mem))
+        if not worker.calls:
+            worker.since = time.monotonic()
+        worker.calls.append((worker.actor.clients.remote(now.down, jobs.stage, jobs.t, tasks), positions))
+
+    def _step(self, now: Exchange | None) -> None:
+        """Waits for the next answer of any worker, and takes what is there."""
+        busy = {worker.calls[0][0]: worker for worker in self.workers if worker.calls}
+        ready, _ = ray.wait(list(busy), timeout=self._patience())
+        for answer in ready:
+            self._take(busy[answer], answer, now)
+        for worker in list(self.workers):
+            if self.timeout and worker.node and worker.calls and time.monotonic() - worker.since > self.timeout:
+                done, _ = ray.wait([worker.calls[0][0]], timeout=0)
+                if not done:
+                    self._replace(worker, now, f"Timeout: no result within {self.timeout:g} s", late=True)
+        if not ready and not any(worker.node for worker in self.workers):
+            self._check_started()
+
+    def _patience(self) -> float | None:
+        started = [worker for worker in self.workers if worker.node]
+        if not started:
+            return PATIENCE
+        busy = [worker.since for worker in started if worker.calls]
+        return max(0.0, min(busy) + self.timeout - time.monotonic()) if self.timeout and busy else None
+
+    def _check_started(self) -> None:
+        if time.monotonic() - min(worker.since for worker in self.workers) > PATIENCE:
+            free, total = ray.available_resources(), ray.cluster_resources()
+            told = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+            raise RuntimeError(f"ray: no worker could start within {PATIENCE:g} s; free in the cluster: {told}")
+
+    def _take(self, worker: Worker, answer: Any, now: Exchange | None) -> None:
+        positions = worker.calls[0][1]
+        try:
+            result = ray.get(answer)
+        except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if positions or isinstance(cause, RayError):  # the worker is gone, or its answer with its node
+                return self._replace(worker, now, describe(cause))
+            raise RuntimeError(f"ray: a worker could not start: {describe(cause)}") from error
+        worker.calls.popleft()
+        worker.since = time.monotonic()
+        if not positions:
+            worker.node, self.failed = result, 0
+        elif now is not None:
+            self.step_seconds = result.seconds / sum(now.jobs.K[position] for position in positions)
+            for j, position in enumerate(positions):
+                self._keep(result, j, position, now.uploads)
+
+    def _keep(self, answer: Answer, j: int, position: int, uploads: Uploads) -> None:
+        if j in answer.faults:
+            uploads.faults[position] = answer.faults[j]
+            return
+        for target, z in zip(uploads.up, answer.up, strict=True):
+            as_bytes(target[position])[:] = z[j]
+        as_bytes(uploads.buffers[position])[:] = answer.buffers[j]
+        uploads.losses[position] = answer.losses[j]
+        if answer.mem:
+            slot = uploads.slots[position] = self.store.stage()
+            for target, z in zip(self.store.slot_record(slot), answer.mem, strict=True):
+                as_bytes(target)[:] = z[j]
+
+    def _replace(self, worker: Worker, now: Exchange | None, why: str, late: bool = False) -> None:
+        """A new worker for one that is gone; the clients that it held wait again."""
+        with contextlib.suppress(RayError):
+            ray.kill(worker.actor)
+        self.workers.remove(worker)
+        if not worker.node:
+            self.failed += 1
+            if self.failed >= DEATHS * (len(self.workers) + 1):
+                raise RuntimeError(f"ray: {self.failed} workers in a row died before they had started: {why}")
+        elif now is not None:
+            self._retry([positions for _, positions in worker.calls], now, self._is_alive(worker.node), why, late)
+        self.workers.append(self._start())
+
+    def _retry(self, calls: list[list[int]], now: Exchange, guilty: bool, why: str, late: bool) -> None:
+        """The calls of a worker that is gone go back. The first, in which it ended, is tried again client by client, to
+        find out which of them it is; guilty: it may be one of them, and not the node's death."""
+        first, *rest = calls or [[]]
+        now.deaths.update(first if guilty else [])
+        now.waiting.extendleft(reversed(rest))
+        if late:
+            now.uploads.faults[first[0]] = why
+        elif len(first) == 1 and now.deaths[first[0]] >= DEATHS:
+            now.uploads.faults[first[0]] = f"WorkerDied: {DEATHS} workers died on this client ({why})"
+        else:
+            now.waiting.extendleft([position] for position in reversed(first))
+
+    def _is_alive(self, node: str) -> bool:
+        return any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())
+
+    def close(self) -> None:
+        for worker in self.workers:
+            with contextlib.suppress(RayError):
+                ray.kill(worker.actor)
+        self.disconnect()

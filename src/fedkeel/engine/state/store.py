@@ -1,0 +1,166 @@
+"""Client memory: one record per client that was ever seen, in shared memory or in a file.
+
+A record is never overwritten. A new one goes to a free slot and becomes valid when it is committed; the old slot is free
+again once no checkpoint needs it. So a client that fails keeps what it had, and a kill at any moment leaves everything
+that the last checkpoint points to. A file begins with a random name that its checkpoints know, so that another file, or a
+new one in place of one that was deleted, is not taken for it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeel.engine.state.shared_memory import ALIGN, Layout, shared_block
+from fedkeel.files import guarded
+
+CHUNK = 64  # slots reserved on disk at a time, so that a full disk is an error and not a crash
+CHUNK_BYTES = 1 << 24  # but no more than this, where records are large
+NAME_BYTES = 16
+
+
+class Store:
+    """Slots of equal size. `live` says which slot holds the record of a client."""
+
+    def __init__(self, initial: Any, seen: int, S: int, path: Path | None = None) -> None:
+        """seen: the most clients that will ever take part, S of them at a time."""
+        self.initial = initial  # the record of a client never seen before; None: clients keep nothing
+        self.live: dict[int, int] = {}
+        self.free: list[int] = []
+        self.fresh = 0  # slots from here on were never used
+        self.reserved = 0
+        self.pinned: set[int] = set()  # slots that the last checkpoint points to
+        self.waiting: list[int] = []  # retired slots that it still needs
+        self.path = path if initial is not None else None
+        if initial is None:
+            return
+        self.layout = Layout(initial)
+        self.size = max(self.layout.nbytes, ALIGN)
+        # Live slots, those of the last checkpoint, and the ones being written.
+        self.nbytes = self._place(2 * seen + 2 * S + CHUNK)
+        if path is None:
+            self.memory = shared_block(self.nbytes)
+        elif not path.exists():
+            self._create(path)
+        # A file that exists belongs to a checkpoint: it is left alone until `restore` knows that it is the right one.
+
+    def _create(self, path: Path) -> None:
+        with open(path, "xb") as file:
+            file.write(os.urandom(NAME_BYTES))
+        self.memory = self._map(path)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        with open(path, "r+b") as file:
+            if os.fstat(file.fileno()).st_size < self.nbytes:
+                os.ftruncate(file.fileno(), self.nbytes)
+            return mmap.mmap(file.fileno(), self.nbytes)
+
+    def _place(self, slot: int) -> int:
+        """Where a slot begins."""
+        return ALIGN + slot * self.size
+
+    def __contains__(self, client: int) -> bool:
+        return client in self.live
+
+    def slot_record(self, slot: int | None) -> Any:
+        """The record in a slot, without copying; the initial one for None."""
+        if slot is None or self.initial is None:
+            return self.initial
+        return self.layout.view(self.memory, self._place(slot))
+
+    def read(self, client: int) -> Any:
+        return self.slot_record(self.live.get(client))
+
+    def stage(self) -> int:
+        """A slot to write a new record to."""
+        if self.free:
+            return self.free.pop()
+        slot, self.fresh = self.fresh, self.fresh + 1
+        if self.path is not None and slot >= self.reserved:
+            count = max(1, min(CHUNK, CHUNK_BYTES // self.size))
+            guarded(self.path, lambda: self._reserve(slot, count))
+            self.reserved = slot + count
+        return slot
+
+    def _reserve(self, slot: int, count: int) -> None:
+        with open(self.path, "r+b") as file:  # type: ignore[arg-type]
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), self._place(slot), count * self.size)
+            else:  # macOS
+                file.seek(self._place(slot))
+                file.write(bytes(count * self.size))
+
+    def write(self, slot: int, record: Any) -> None:
+        for target, z in zip(self.slot_record(slot), record, strict=True):
+            target.copy_(z)
+
+    def commit(self, client: int, slot: int) -> None:
+        """Makes the record in `slot` the client's own."""
+        old = self.live.get(client)
+        self.live[client] = slot
+        if old is not None:
+            (self.waiting if old in self.pinned else self.free).append(old)
+
+    def discard(self, slot: int) -> None:
+        self.free.append(slot)
+
+    def index(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of the store: clients and their slots, and what a new client begins with."""
+        live = torch.tensor(list(self.live.items()), dtype=torch.int64).reshape(-1, 2)
+        index = {"store.clients": live[:, 0].contiguous(), "store.slots": live[:, 1].contiguous()}
+        if self.path is not None:
+            guarded(self.path, self.memory.flush)
+            index["store.name"] = torch.frombuffer(bytearray(self.memory[:NAME_BYTES]), dtype=torch.uint8)
+        return index | {f"store.initial.{name}": z.cpu() for name, z in self._first().items()}
+
+    def _first(self) -> dict[str, Tensor]:
+        """The fields of the record of a client never seen before. A model that comes with other weights when a run goes on
+        must not change it."""
+        return {} if self.initial is None else self.initial._asdict()
+
+    def pin(self) -> None:
+        """The checkpoint with the present index is on disk: only its slots are needed from now on."""
+        self.pinned = set(self.live.values())
+        self.free += self.waiting
+        self.waiting = []
+
+    def restore(self, index: dict[str, Tensor]) -> None:
+        if first := {name: index.get(f"store.initial.{name}", z).to(z.device) for name, z in self._first().items()}:
+            self.initial = type(self.initial)(**first)
+        self.live = dict(zip(index["store.clients"].tolist(), index["store.slots"].tolist(), strict=True))
+        self.pinned = set(self.live.values())
+        self.fresh = max(self.pinned, default=-1) + 1
+        self.reserved = 0
+        self.free = sorted(set(range(self.fresh)) - self.pinned)
+        self.waiting = []
+        if self.path is not None:
+            self._reopen(self.path, bytes(index["store.name"].tolist()))
+
+    def _reopen(self, path: Path, name: bytes) -> None:
+        """Maps the file, if it is the one with this name and holds all live slots."""
+        with guarded(path, lambda: open(path, "rb")) as file:
+            whole = os.fstat(file.fileno()).st_size >= self._place(self.fresh)
+            if file.read(NAME_BYTES) != name or not whole:
+                raise ValueError(
+                    f"resume: {path} is not the client memory of the checkpoint beside it (deleted, cut or of another run)"
+                )
+        self.memory = guarded(path, lambda: self._map(path))
+
+
+def open_store(initial: Any, seen: int, S: int, path: Path | None, on_disk: bool) -> Store:
+    """Client memory in the file at `path`; without one in a file that goes with the store (on_disk), or in shared memory."""
+    if path is None and not on_disk:
+        return Store(initial, seen, S)
+    file = path or Path(tempfile.mkdtemp(prefix="fedkeel-")) / "clients.bin"
+    store: Store = guarded(file, lambda: Store(initial, seen, S, file))
+    if path is None:
+        weakref.finalize(store, shutil.rmtree, file.parent, ignore_errors=True)
+    return store

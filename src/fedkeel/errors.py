@@ -1,0 +1,53 @@
+"""Errors of the whole package, and how they are put into words."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+
+def nearest(word: str, known: Any) -> str:
+    """The end of an error message: the names that look like `word`, or all of them if there are few."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    if close:
+        return f"; did you mean {', '.join(close)}?"
+    return f"; known: {', '.join(sorted(known))}"
+
+
+def refuse(name: str, value: object, allowed: str) -> ValueError:
+    return ValueError(f"{name} = {value!r} is not allowed; it must be {allowed}")
+
+
+class RoundError(RuntimeError):
+    """A round that could not be completed."""
+
+    def __init__(self, algorithm: str, round: int, client: int | None, stage: str, why: str) -> None:
+        self.algorithm, self.round, self.client, self.stage, self.why = algorithm, round, client, stage, why
+        where = f", client {client}" if client is not None else ""
+        super().__init__(f"{algorithm}, round {round}{where}, {stage}: {why}")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # or it could not be unpickled, and would break a pool of processes
+        return type(self), (self.algorithm, self.round, self.client, self.stage, self.why)
+
+
+class NotFinite(ValueError):
+    """A record contains NaN or infinity."""
+
+
+def describe(error: BaseException) -> str:
+    """The error in one line, with its kind."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def in_words(error: BaseException) -> str:
+    """The error as a user is told it: ours speak for themselves, of others the kind says more than the text."""
+    return str(error) if isinstance(error, ValueError | RuntimeError) else describe(error)
+
+
+class StorageError(RuntimeError):
+    """The run's directory cannot be written; what was there before is intact."""
+
+
+class Busy(ValueError):
+    """Another process is at work in the directory."""

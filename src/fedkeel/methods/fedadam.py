@@ -1,0 +1,65 @@
+"""FedAdam: FedAvg's clients, Adam on the server."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedkeel.core.algorithm import Algorithm, algorithm
+from fedkeel.core.hyperparameters import hp
+from fedkeel.core.round import Round
+from fedkeel.core.steps import Steps
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d] global model
+    m: Tensor  # [d] first moment of the mean displacement
+    v: Tensor  # [d] second moment of it
+
+
+class Up(NamedTuple):
+    dx: Tensor  # [d] local minus global model
+
+
+@algorithm(
+    "fedadam",
+    paper="Reddi et al. 2021, Algorithm 2 (Adp-Fed, Fed-LAMB supplement, Algorithm 1)",
+    sends="x",
+    exact=False,
+    family="server-adaptive",
+    step="Adam",
+)
+@dataclass(frozen=True, kw_only=True)
+class FedAdam(Algorithm):
+    """Clients run SGD; the server takes the mean displacement as a gradient and makes an Adam step with it.
+
+    Prefer it when coordinates have very different scales (text, sparse features) and clients must stay simple. Two
+    learning rates need tuning together.
+
+    Differs from the papers: beta is the weight of the old value (the FedLADA listing writes it the other way round), the
+    updated v is used, and there is no bias correction.
+    """
+
+    lr: float = hp(0.1, "eta_l, local step size", above=0)
+    server_lr: float = hp(0.01, "eta_g, server step size", above=0, grid=(0.0001, 0.001, 0.01, 0.1))
+    beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
+    beta2: float = hp(0.99, "decay of the second moment", least=0, below=1)
+    tau: float = hp(1e-3, "added to the root of v", least=0)
+    v0: float | None = hp(None, "first second moment; None: tau^2", least=0)
+
+    def init(self, x: Tensor) -> tuple[Server, None]:
+        v0 = self.tau**2 if self.v0 is None else self.v0
+        return Server(x=x, m=torch.zeros_like(x), v=torch.full_like(x, v0)), None
+
+    def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
+        w = steps.copy(down.x)
+        for grad in steps:
+            grad.descend(w, self.lr)
+        return Up(dx=w - down.x), None
+
+    def server(self, s: Server, up: Up, r: Round) -> Server:
+        dx = r.avg(up.dx)
+        m = self.beta1 * s.m + (1 - self.beta1) * dx
+        v = self.beta2 * s.v + (1 - self.beta2) * dx**2
+        return Server(x=s.x + self.server_lr * m / (v.sqrt() + self.tau), m=m, v=v)

@@ -1,0 +1,102 @@
+"""PAdaMFed-VR: PAdaMFed with variance-reduced (STORM) directions."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fedkeel.core.algorithm import Algorithm, Plan, algorithm
+from fedkeel.core.hyperparameters import hp
+from fedkeel.core.round import Round
+from fedkeel.core.steps import Steps
+from fedkeel.rules.normalized import unit_step
+from fedkeel.rules.tracking import mean_gradient
+
+
+class Server(NamedTuple):
+    x: Tensor  # [d] global model
+    x_prev: Tensor  # [d] global model of the round before
+    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
+    c: Tensor  # [d] control variate: the mean of all clients' c
+    g: Tensor  # [d] momentum: the mean direction of the last round
+
+
+class Client(NamedTuple):
+    c: Tensor  # [d] this client's mean gradient of its last round
+
+
+class Up(NamedTuple):
+    dx: Tensor  # [d] local minus global model
+    dc: Tensor  # [d] change of the client's control variate
+    u: Tensor  # [d] mean direction before normalisation; empty for variant "listing"
+
+
+@algorithm(
+    "padamfed-vr",
+    paper="Yan et al. 2025, Problem-Parameter-Free Federated Learning, Algorithm 2 and Appendix C",
+    sends="x x_prev b",
+    exact=True,
+    family="tracking",
+    local="unit-norm STORM",
+    correction="g(w) + beta (c - c_i) + (1 - beta) (momentum - g(x_prev))",
+    step="gamma",
+    gradients=2,
+    uniform=True,
+    same=["beta=1 lr=0.01 gamma=0.1 -> padamfed beta=1 lr=0.01 gamma=0.1"],
+)
+@dataclass(frozen=True, kw_only=True)
+class PAdaMFedVR(Algorithm):
+    """PAdaMFed with a second gradient, at the last round's model on the same batch, that cancels sampling noise.
+
+    Prefer it to PAdaMFed when gradients are noisy, rounds are many and a local step may cost twice as much. Needs no
+    tuning either.
+
+    Differs from the paper: line 16 of the listing repeats Algorithm 1's momentum, but the proof needs the mean of the
+    directions u. `variant="proof"` (the default) sends that mean, one more vector up; `"listing"` is line 16 as printed.
+    beta of Theorem 2 is capped at 1, which it exceeds where S K > T^2.
+    """
+
+    lr: float = hp(None, "eta, length of a local step; None: 1 / (K T)", above=0)
+    gamma: float = hp(None, "server step; None: (S K)^(1/3) / T^(2/3)", above=0)
+    beta: float = hp(None, "weight of the new direction; None: as gamma, at most 1", above=0, most=1)
+    variant: str = hp("proof", "the momentum: mean direction, or line 16 as printed", choices=("proof", "listing"))
+    start: str = hp("warmup", "first control variates: a mean gradient of every client, or zero", choices=("warmup", "zero"))
+
+    def plan(self, p: Plan) -> Self:  # Theorem 2
+        size = (p.S * p.K) ** (1 / 3) / p.T ** (2 / 3)
+        beta = self.beta or min(1.0, size)
+        return replace(self, lr=self.lr or 1 / (p.K * p.T), gamma=self.gamma or size, beta=beta)
+
+    def init(self, x: Tensor) -> tuple[Server, Client]:
+        zero = torch.zeros_like(x)
+        return Server(x=x, x_prev=x, b=zero, c=zero, g=zero), Client(c=zero)
+
+    def warms_up(self) -> bool:
+        return self.start == "warmup"
+
+    def warmup(self, down: Server, mem: Client, steps: Steps) -> tuple[Client, Client]:
+        return mean_gradient(down.x, steps, Client)
+
+    def begin(self, s: Server, up: Client, r: Round) -> Server:
+        c = s.c + r.share(up.c)
+        return s._replace(b=c, c=c, g=c)
+
+    def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
+        w = steps.copy(down.x)
+        drift = down.b - self.beta * mem.c
+        c_new, u_mean = steps.zeros(), steps.zeros()
+        for grad in steps:
+            g = grad(w)
+            c_new.add_(g, alpha=1 / steps.K)
+            u = g.add_(drift).sub_(grad(down.x_prev), alpha=1 - self.beta)  # line 7
+            u_mean.add_(u, alpha=1 / steps.K)
+            unit_step(w, u, self.lr)
+        u_mean = u_mean if self.variant == "proof" else u_mean[..., :0]
+        return Up(dx=w - down.x, dc=c_new - mem.c, u=u_mean), Client(c=c_new)
+
+    def server(self, s: Server, up: Up, r: Round) -> Server:
+        x = s.x + self.gamma / (self.lr * r.K_mean) * r.avg(up.dx)
+        g = r.avg(up.u) if self.variant == "proof" else self.beta * (r.avg(up.dc) + s.c) + (1 - self.beta) * s.g
+        c = s.c + r.share(up.dc)
+        return Server(x=x, x_prev=s.x, b=self.beta * c + (1 - self.beta) * g, c=c, g=g)

@@ -1,0 +1,159 @@
+"""The figures of a study: which there are, and what each shows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedkeel.study.names import plain
+from fedkeel.study.report import charts, svg
+from fedkeel.study.report.axis import Axis, fit
+from fedkeel.study.report.svg import Figure, Series
+from fedkeel.study.report.sweeps import sweeps
+from fedkeel.study.report.table_text import aim, missed_target, of_seeds, spread
+from fedkeel.study.results.columns import label_of
+from fedkeel.study.results.numbers import NOT_RUN, target_name
+
+Row = Mapping[str, Any]
+MANY = 16  # lines of a sweep in one plot; more of them are shown by its own figures only
+EARLY = 0.2  # share of a line's points that may lie below the plot, where the rest is much easier to tell apart without them
+POINTS = 240  # of a line; more cannot be seen
+CURVE = {"test_accuracy": "accuracy", "train_accuracy": "train_accuracy"}  # of what a target may be about
+AGAINST = {  # label of the axis, word in the title
+    "round": ("round", "rounds"),
+    "floats": ("floats up and down per participating client", "communication"),
+}
+LOG = ("train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
+
+
+def looks(results: Mapping[str, Any]) -> dict[str, int]:
+    """A look for every line: that of its method, or of its own where a method has several in a case that are drawn."""
+    rows, methods = results["rows"], list(dict.fromkeys(row["method"] for row in results["rows"]))
+    found: dict[str, int] = {}
+    for case in dict.fromkeys(row["case"] for row in rows):
+        mine = [row for row in rows if row["case"] == case]
+        single = len({row["method"] for row in mine}) == len(mine) or len(mine) > MANY
+        for number, row in enumerate(mine):
+            found[row["name"]] = methods.index(row["method"]) if single else number
+    return found
+
+
+def figures(results: Mapping[str, Any]) -> list[Figure]:
+    """All figures, case by case."""
+    style, found = looks(results), []
+    for case in results["cases"]:
+        rows = [row for row in results["rows"] if row["case"] == case]
+        if results["axes"]:
+            found += sweeps(results, rows, case)
+        if len(rows) <= MANY or not results["axes"]:
+            found += curves(results, rows, case, style)
+        found += costs(rows, case, style)
+        if split := results.get("partitions", {}).get(case):
+            drawn, of = charts.bubbles(split["counts"]), f", for {split['of']}" if split["of"] else ""
+            first = f", the first {len(split['counts'])} clients" * split["more"]
+            title = f"Samples of every class that a client has (area){of}{first}"
+            found.append(Figure("partition", case, title, drawn, drawn))
+    return found
+
+
+# Against rounds and communication -------------------------------------------------------------------------------------
+
+
+def curves(results: Mapping[str, Any], rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figure]:
+    mine = {row["name"]: results["curves"][row["name"]] for row in rows}
+    found = [_curve("accuracy", along, case, mine, rows, style) for along in ("round", "floats")]
+    columns = dict.fromkeys(key for curve in mine.values() for key in curve if key not in ("round", "floats", "accuracy"))
+    found += [_curve(z, "round", case, mine, rows, style) for z in columns]
+    return [figure for figure in found if figure.legend]
+
+
+def _curve(
+    column: str, along: str, case: str, curves: Mapping[str, Any], rows: Sequence[Row], style: Mapping[str, int]
+) -> Figure:
+    several = len({row["method"] for row in rows}) < len(rows)
+    series = []
+    for row in rows:
+        curve = curves[row["name"]]
+        name = (row["name"].removeprefix(f"{case} | ") if several else row["method"]) + of_seeds(row)
+        if any(curve.get(column, {}).values()):  # a run without test data has no accuracies
+            series.append(_series(name, style[row["name"]], curve[along], list(curve[column].values())))
+    series = [one for one in series if one.x]
+    log = column in LOG and all(z is None or z > 0 for one in series for z in one.y)
+    y = fit([z for one in series for z in (*one.y, *(() if log else (*one.low, *one.high)))], log, label_of(column))
+    if column in CURVE.values():
+        y.low, y.high = max(y.low, 0.0), min(y.high, 1.0)
+        y.low = _without_start(series, y)
+    label, word = AGAINST[along]
+    x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0), whole=True)
+    title = f"{y.label.capitalize()} against {word}"
+    if any(z is not None and z < y.low for one in series for z in one.y):
+        title += f"; axis from {y.low:.3g}, lower points are not shown"
+    goals = sorted({z for row in rows for z in row["targets"] if CURVE[row["target_on"]] == column})
+    data = {"x": [x.low, x.high], "y": [y.low, y.high], "log": y.log, "unit": along}
+    data["series"] = [{"name": one.name, "x": one.x, "y": one.y} for one in series]
+    legend = [(one.name, one.look) for one in series]
+    inline, alone = (svg.lines(series, x, y, goals, alone=z) for z in (False, True))
+    return Figure(f"{column}-{word if along == 'round' else along}", case, title, inline, alone, legend, data)
+
+
+def _without_start(series: Sequence[Series], y: Axis) -> float:
+    """Where an axis of accuracies begins: the few lowest points of each line, mostly its first ones, would leave the others
+    no room."""
+    lines = [[z for z in one.y if z is not None] for one in series]
+    kept = [z for line in lines if line for z in (sorted(line)[int(EARLY * len(line))], line[-1])]
+    if not kept:
+        return y.low
+    low = min(kept) - max(0.04 * (y.high - min(kept)), 0.002)
+    return low if low - y.low > 0.5 * (y.high - y.low) else y.low
+
+
+def _series(name: str, number: int, x: Sequence[float], seeds: Sequence[Sequence[float | None]]) -> Series:
+    """The mean over seeds and a band of one deviation, at not too many points."""
+    at = sorted(
+        {round(i * (len(x) - 1) / (min(POINTS, len(x)) - 1)) for i in range(min(POINTS, len(x)))} if len(x) > 1 else {0}
+    )
+    at = [i for i in at if all(seed[i] is not None for seed in seeds)]
+    values = [[float(seed[i] or 0.0) for seed in seeds] for i in at]
+    means = [_rounded(statistics.fmean(z)) for z in values]
+    one = Series(name, number, [_rounded(x[i]) for i in at], list(means))
+    if len(seeds) > 1:
+        spreads = [statistics.stdev(z) for z in values]
+        one.low = [a - b for a, b in zip(means, spreads, strict=True)]
+        one.high = [a + b for a, b in zip(means, spreads, strict=True)]
+    return one
+
+
+def _rounded(z: float) -> float:
+    return float(f"{z:.5g}")
+
+
+# Costs to target ------------------------------------------------------------------------------------------------------
+
+
+def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figure]:
+    """Bars of rounds to every target, the fewest first."""
+    found = []
+    begun = any(row["seeds"] or set(row["errors"].values()) != {NOT_RUN} for row in rows)
+    for number, target in enumerate(rows[0]["targets"] if begun and len(rows) <= 2 * MANY else []):
+        name = target_name(number)
+        lines = []
+        for row in rows:
+            value = row[f"rounds_to_{name}"]
+            told = spread(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target(row, name)
+            told += of_seeds(row)
+            if not row["seeds"]:
+                told = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
+            at = ", ".join(plain(z, key) for key, z in row["axes"].items())
+            short = f"{row['method']} {at}".strip()
+            lines.append((short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
+        if all(line[2] is None for line in lines) and any(row["seeds"] for row in rows):
+            continue  # nobody reached it, as the table says
+        lines.sort(key=lambda z: math.inf if z[2] is None else z[2])
+        line = "; line: one standard deviation" * any(z[3] for z in lines)
+        axes = dict.fromkeys(axis for row in rows for axis in row["axes"])
+        title = f"Rounds to {aim(rows[0], target)}" + (f" (method, {', '.join(axes)})" if axes else "")
+        drawn = charts.bars(lines, f"rounds to {aim(rows[0], target)}{line}")
+        found.append(Figure(f"rounds-to-{target:g}", case, title, drawn, drawn))
+    return found

@@ -1,0 +1,133 @@
+"""`fedkeel report`: the page of a study or of a single run, and its figures and tables as files of their own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeel.engine.state import directory
+from fedkeel.files import guarded, read_toml, write_atomically
+from fedkeel.runs.config import RunConfig, read_settings
+from fedkeel.runs.fields import SETTINGS
+from fedkeel.runs.stored import stored
+from fedkeel.study.names import safe
+from fedkeel.study.report import svg
+from fedkeel.study.report.figures import figures
+from fedkeel.study.report.page import page
+from fedkeel.study.report.svg import Figure
+from fedkeel.study.report.table_text import as_latex
+from fedkeel.study.results.collect import ORIGIN, as_csv, collect, read_origin
+from fedkeel.study.results.label_counts import shown_splits
+from fedkeel.study.results.numbers import Outcome
+from fedkeel.study.running.plan import Found
+from fedkeel.study.running.reading import read_study
+from fedkeel.study.study import Study
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def report(path: str | Path, png: bool = False) -> Path:
+    """Writes report.html to the directory of a study or run, and files to its folder `report`; returns the page's path.
+
+    A study may be under way: what is complete is shown. png: pictures also as PNG, drawn by a Chromium that is installed.
+    """
+    path = Path(path)
+    results = results_of(path)
+    if png and browser() is None:
+        raise ValueError(f"png: there is no browser to draw with; install one of {', '.join(BROWSERS)} (SVG needs none)")
+    return write_report(results, path, png)
+
+
+def results_of(path: Path) -> dict[str, Any]:
+    """What a study or run in a directory has found so far."""
+    if (path / "study.toml").exists():
+        study = Study.read(read_settings(path / "study.toml"))
+        lost = {"command": f"not kept ({ORIGIN} is missing); to run it again: fedkeel compare {path / 'study.toml'}"}
+        origin = read_origin(path) or lost
+        store = path / origin.get("store", ".")
+        if not store.is_dir():
+            raise ValueError(
+                f"report: the runs of this study lie in {os.path.normpath(store)}, which is not there; move it, too, or "
+                "run the study again"
+            )
+        results = collect(study, read_study(study, store), origin.get("command", ""))
+        return results | {"partitions": shown_splits(study, origin.get("partitions", {}))}
+    if (path / "config.toml").exists():
+        return _single(path)
+    raise ValueError(f"report: {path} holds neither a study (study.toml) nor a run (config.toml)")
+
+
+def _single(path: Path) -> dict[str, Any]:
+    """A run as a study of one."""
+    history = directory.history(path)
+    if not history:
+        raise ValueError(f"report: the run in {path} has no complete round")
+    told = read_toml(path / "config.toml")
+    config = _of_objects(told) if "note" in told else stored(path)
+    config = config.changed(engine="auto")  # who ran the clients, a network perhaps, is no setting of a study
+    task = config.model_dump(exclude_unset=True, exclude={"algorithm", "hyperparameters", "seed"})
+    methods = {config.algorithm: dict(config.hyperparameters)}
+    study = Study.read({key: z for key, z in task.items() if z is not None} | {"methods": methods, "seeds": [config.seed]})
+    made = (directory.summary(path, len(history)) or {}).get("made_with", {})
+    found = Found(study.branches[0], outcomes=[Outcome(config.algorithm, config.seed, history, made_with=made)])
+    results = collect(study, [found], told.get("note", shlex.join(["fedkeel", "run", str(path / "config.toml")])))
+    shown = results["task"] | {"engine": told.get("engine", "auto")}
+    if "note" in told:  # no name of data or model that are mere defaults
+        shown = {key: z for key, z in told.items() if key not in ("note", "algorithm", "seed")}
+    return results | {"task": shown}
+
+
+def _of_objects(told: Mapping[str, Any]) -> RunConfig:
+    """The settings of a run whose model and data have no names, such as a deployed one with data of its own."""
+    method = dict(told["algorithm"])
+    left_out = ("algorithm", *(["local_epochs"] if "local_steps" in told else []))  # of which it then is a mere default
+    known = {key: z for key, z in told.items() if key in SETTINGS and key not in left_out and not isinstance(z, list)}
+    clients = max(int(known.get("cohort", 1)), SETTINGS["clients"].default)  # how many there were is not told
+    return RunConfig(algorithm=method.pop("name"), hyperparameters=method, clients=clients, **known)
+
+
+def write_report(results: Mapping[str, Any], out: Path, png: bool = False) -> Path:
+    drawn, folder = figures(results), out / "report"
+    guarded(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
+    names = file_names(drawn)
+    # of another study that had the directory before; and PNG of what this one was, or a browser that fails would not be seen
+    for old in [*(path for path in folder.glob("*.svg") if path.stem not in names), *folder.glob("*.png")]:
+        guarded(old, lambda old=old: old.unlink(missing_ok=True))
+    for name, figure in zip(names, drawn, strict=True):
+        write_atomically(folder / f"{name}.svg", svg.as_file(svg.named(figure.alone, figure.title)).encode())
+    write_atomically(folder / "table.csv", as_csv(results).encode())
+    write_atomically(folder / "table.tex", as_latex(results).encode())
+    write_atomically(out / "report.html", page(results, drawn).encode())
+    if png:
+        draw_png(drawn, folder)
+    return out / "report.html"
+
+
+def file_names(drawn: Sequence[Figure]) -> list[str]:
+    """A name for every figure; those of methods whose names differ only in signs that files cannot have are numbered."""
+    names: list[str] = []
+    for figure in drawn:
+        name = safe(f"{figure.case}-{figure.name}" if figure.case else figure.name)
+        again = sum(other == name or other.startswith(f"{name}~") for other in names)
+        names.append(f"{name}~{again + 1}" if again else name)
+    return names
+
+
+def browser() -> str | None:
+    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+
+
+def draw_png(drawn: Sequence[Figure], folder: Path) -> None:
+    """The figures as PNG, twice as large as they stand in the page."""
+    words = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    for name, figure in zip(file_names(drawn), drawn, strict=True):
+        height = figure.alone.partition('viewBox="0 0 ')[2].partition('"')[0].split()[1]
+        size = [f"--window-size={svg.WIDTH},{height}", "--force-device-scale-factor=2"]
+        told = subprocess.run([*words, *size, f"--screenshot={name}.png", f"{name}.svg"], cwd=folder, capture_output=True)
+        if not (folder / f"{name}.png").exists():
+            raise RuntimeError(f"png: {words[0]} drew nothing: {told.stderr.decode(errors='replace')[-200:]}")

@@ -1,0 +1,207 @@
+"""What a study found, as one dictionary, and the files that hold it: results.json and table.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedkeel.data.catalogue import IMAGES, TABLES
+from fedkeel.engine.settings import COUNT_OR_SHARE, alike
+from fedkeel.files import as_toml, guarded, write_atomically
+from fedkeel.study.results.numbers import NOT_RUN, Row, curves, failures, finite, robust_width, summarise, target_name
+from fedkeel.study.running.plan import Found
+from fedkeel.study.study import Study
+
+# What belongs to one run and not to the task that all of them share.
+OWN = ("algorithm", "hyperparameters", "seed")
+NO_TEXTS = ("digits", *IMAGES, *TABLES)  # data to which a length of texts means nothing
+ORIGIN = "origin.json"  # command and place of the runs of a study, and how their data were split
+
+
+def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str, Any]:
+    """All that a report needs."""
+    order = {branch.name: place for place, branch in enumerate(study.branches)}
+    found = sorted(found, key=lambda one: order[one.branch.name])  # a search for all cases brings a method's together
+    rows = [_row(study, one) for one in found]
+    settings = [_settings(study, one) for one in found]
+    shared = _common({key: z for key, z in settings[0].items() if key not in OWN}, settings)
+    cases = {case: _case(case, shared, settings, found) for case in study.cases}
+    return {
+        "title": study.title,
+        "about": study.about,
+        "task": shared,
+        "cases": cases,
+        "axes": study.axes,
+        "methods": {
+            one.branch.name: _of_method(mine, {*OWN, *shared, *cases[one.branch.case], *study.axes})
+            for one, mine in zip(found, settings, strict=True)
+        },
+        "seeds": sorted({seed for one in found for seed in one.branch.seeds}),
+        "target": next((one.branch.targets[0] for one in found if one.branch.targets), None),
+        "rows": rows,
+        "curves": {one.branch.name: curves(one.outcomes) for one in found},
+        "search": _searches(study, found),
+        "robustness": _robustness(study, rows),
+        "paper": [paper.model_dump() for paper in study.paper],
+        "versions": _versions(found),
+        "command": command,
+    }
+
+
+def _settings(study: Study, found: Found) -> dict[str, Any]:
+    """The settings of a line that apply to it, as far as they are known."""
+    config = found.branch.at(found.chosen, found.branch.seeds[0], study.resplit)
+    hidden = {key for key in found.branch.grid if key not in found.chosen}  # of a search that has not ended
+    hidden |= {"length"} if config.data in NO_TEXTS else set()
+    hidden |= {"ray_address"} if config.engine != "ray" else set()
+    settings = config.model_dump(exclude_none=True) | ({"split_seed": "each run's seed"} if study.resplit else {})
+    own = {key: z for key, z in config.hyperparameters.items() if key not in hidden}
+    return {key: z for key, z in settings.items() if key not in hidden} | {"hyperparameters": own}
+
+
+def _of_method(settings: Mapping[str, Any], elsewhere: set[str]) -> dict[str, Any]:
+    """Hyper-parameters of a line, and the settings that it has for itself alone."""
+    return settings["hyperparameters"] | {key: z for key, z in settings.items() if key not in elsewhere}
+
+
+def _versions(found: Sequence[Found]) -> dict[str, str]:
+    """Versions and machines that the runs were made with."""
+    made = [outcome.made_with for one in found for outcome in one.outcomes if outcome.made_with]
+    if not made:
+        return {"versions": "not kept"}
+    return {key: ", ".join(sorted({str(one.get(key)) for one in made})) for key in made[0]}
+
+
+def _row(study: Study, found: Found) -> Row:
+    branch = found.branch
+    config = branch.at(found.chosen, branch.seeds[0], study.resplit)  # a grid may be over rounds, too
+    row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
+    row |= {"targets": list(branch.targets), "chosen": found.chosen, "paper": _printed(study, found)}
+    row["evaluate_every"] = config.evaluate_every
+    cost = branch.cost_of(found.chosen)
+    return row | summarise(branch.method, found.outcomes, branch.targets, config.rounds, study.target_on, cost)
+
+
+def _searches(study: Study, found: Sequence[Found]) -> list[dict[str, Any]]:
+    """Every search once, with the line in whose case it was made."""
+    made_in = {group[0].name for group in study.groups()}
+    return [_search(study, one) for one in found if one.trials and one.branch.name in made_in]
+
+
+def _search(study: Study, found: Found) -> dict[str, Any]:
+    """The trials of a line, and a note if the choice could not be by them."""
+    plan, config = study.search.model_dump(exclude_none=True), found.branch.config
+    same = {"rounds": config.rounds, "every": config.evaluate_every}  # as the runs that count
+    plan = {key: z for key, z in plan.items() if same.get(key) != z}
+    told = {"name": found.branch.name, **plan, "trials": found.trials, "note": ""}
+    if all(trial["score"] is None and trial["error"] != NOT_RUN for trial in found.trials):
+        chosen = ", ".join(f"{key} {value}" for key, value in found.chosen.items())
+        told["note"] = f"no trial has {study.search.metric}, so the middle of every list was taken: {chosen}"
+    return told
+
+
+def _printed(study: Study, found: Found) -> dict[str, Any]:
+    """The paper's numbers for a line, by metric."""
+    place = [found.branch.case, *found.branch.axes.values()]
+    printed = {}
+    for paper in study.paper:
+        at = [i for i, column in enumerate(paper.at) if column in place or paper.at == [""]]
+        if at and found.branch.method in paper.values:
+            printed[paper.metric] = paper.values[found.branch.method][at[0]]
+    return printed
+
+
+def _case(
+    case: str, shared: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], found: Sequence[Found]
+) -> dict[str, Any]:
+    """What a case has of its own: settings that all its runs share, but not all of the study."""
+    mine = [one for one, other in zip(settings, found, strict=True) if other.branch.case == case]
+    return _common({key: z for key, z in mine[0].items() if key not in (*OWN, *shared)}, mine)
+
+
+def _common(values: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Those of the values that all settings have."""
+    return {key: z for key, z in values.items() if all(alike(key, one.get(key), z) for one in settings)}
+
+
+def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
+    """For every method and numeric axis: decades over which its accuracy stays within 5 % of its best."""
+    told = []
+    for axis, values in study.axes.items():
+        if len(values) < 3 or not all(isinstance(z, int | float) and z > 0 for z in values):
+            continue
+        if axis in COUNT_OR_SHARE and len({type(z) for z in values}) > 1:  # 1 and 0.5 are not on one scale
+            continue
+        lines: dict[tuple[str, ...], tuple[Row, list[tuple[float, float]]]] = {}  # by names: 1 is not 1.0
+        for row in rows:
+            if axis in row["axes"]:
+                others = {key: z for key, z in row["axes"].items() if key != axis}
+                if row["final_accuracy"] is None and NOT_RUN in row["errors"].values():
+                    continue
+                failed = sum(why != NOT_RUN for why in row["errors"].values())  # diverged: worth nothing
+                score = (row["final_accuracy"] or 0.0) * row["seeds"] / max(row["seeds"] + failed, 1)
+                name = (row["case"], row["method"], repr(others))
+                lines.setdefault(name, (others, []))[1].append((row["axes"][axis], score))
+        for (case, method, _), (others, points) in lines.items():
+            if max(z for _, z in points) == 0.0:
+                continue
+            told.append(
+                {"case": case, "method": method, "at": others, "axis": axis}
+                | dict(zip(("decades", "open"), robust_width(points), strict=True))
+                | {"best": max(z for _, z in points)}
+            )
+    return told
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def write(results: Mapping[str, Any], out: Path) -> None:
+    """results.json (everything) and table.csv (the rows)."""
+    write_atomically(out / "results.json", json.dumps(finite(results), indent=1, allow_nan=False).encode())
+    write_atomically(out / "table.csv", as_csv(results).encode())
+
+
+def begin(study: Study, out: Path, store: Path, command: str, fresh: bool) -> None:
+    """Writes study.toml (`fedkeel compare` can run it again) and where runs lie: a report need not wait for the end."""
+    guarded(out, lambda: out.mkdir(parents=True, exist_ok=True))
+    write_atomically(out / "study.toml", tomli_w.dumps(as_toml(study.file)).encode())
+    origin = {"command": command, "store": os.path.relpath(store, out), "partitions": {}}
+    if (out / ORIGIN).exists() and not fresh:
+        origin["partitions"] = read_origin(out).get("partitions", {})
+    write_atomically(out / ORIGIN, json.dumps(origin).encode())
+
+
+def read_origin(out: Path) -> dict[str, Any]:
+    """The command of a study, where its runs lie, and how their data were split; {} if it is not told."""
+    path = out / ORIGIN
+    try:
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"out: {path} cannot be read: {error}") from None
+
+
+def as_csv(results: Mapping[str, Any]) -> str:
+    """The rows as a table, one column per number; axes and chosen values have columns of their own."""
+    hidden = ("errors", "axes", "chosen", "paper", "targets", "evaluate_every", "target_on")
+    lines = []
+    for row in results["rows"]:
+        line = {key: z for key, z in row.items() if key not in hidden}
+        line |= row["axes"] | {f"chosen_{key}": z for key, z in row["chosen"].items()}
+        line |= {f"paper_{key}": z for key, z in row["paper"].items()}
+        line |= {target_name(number): target for number, target in enumerate(row["targets"])}
+        failed, not_run = failures(row)
+        lines.append(line | {"failed": failed, "not_run": not_run})
+    text = io.StringIO()
+    fullest = max(lines, key=len)  # gives the order of columns, whatever the first line lacks
+    table = csv.DictWriter(text, list(dict.fromkeys(key for line in [fullest, *lines] for key in line)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
+    return text.getvalue()

@@ -1,0 +1,91 @@
+"""`fedkeel deploy init`: the app it writes is one that Flower takes, and it trains what the run trained."""
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the extra [flower] is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of flwr's own dependencies
+
+from flwr.app import Context, RecordDict
+from flwr.common.config import flatten_dict
+from safetensors.torch import load_file
+
+from fedkeel.cli.app import main
+from fedkeel.deploy import roster
+from fedkeel.deploy.project import client_app, config_of, server_app
+from fedkeel.runs.config import RunConfig, read, resolve
+from fedkeel.runs.named import run
+from tests.deploy.flower_grid import HereGrid, context
+
+TASK = {"clients": 3, "cohort": 2, "rounds": 3, "model": "logistic", "local_steps": 2, "weights": "samples"}
+
+
+@pytest.fixture
+def finished(tmp_path) -> Path:
+    run(
+        RunConfig(algorithm="fedlada", engine="sequential", hyperparameters={"lr": 0.01}, **TASK),
+        tmp_path / "x",
+        progress=False,
+    )
+    return tmp_path / "x"
+
+
+def cli(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    return int(ended.value.code or 0)
+
+
+def flat_config(app: Path) -> dict:
+    return flatten_dict(tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+
+
+def test_the_config_survives(finished, tmp_path):
+    assert cli("deploy", "init", str(tmp_path / "app"), "--from", str(finished)) == 0
+    ours, theirs = resolve(config_of(flat_config(tmp_path / "app"))), read(finished / "config.toml")
+    different = {key for key in RunConfig.model_fields if getattr(ours, key) != getattr(theirs, key)}
+    assert different <= {"engine"}, "what is left out must be at its default"
+
+
+def test_the_app_trains_what_the_run_trained(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(roster, "POLL", (0.001, 0.01))
+    app = tmp_path / "app"
+    assert cli("deploy", "init", str(app), "--from", str(finished)) == 0
+    config = flat_config(app)
+    nodes = {}
+    for i in range(TASK["clients"]):
+        where = context(i, tmp_path / "memory")
+        where.run_config = config
+        nodes[100 + i] = (client_app(), where)
+    grid = HereGrid(nodes)
+    here = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    server_app()(grid, here)
+    a, b = load_file(finished / "model.safetensors"), load_file(app / "run/model.safetensors")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert json.loads((app / "run/summary.json").read_text())["engine"] == "flower"
+    assert cli("report", str(app / "run")) == 0
+    page = (app / "run/report.html").read_text()
+    assert "flower" in page
+    assert "digits" in page
+
+
+def test_a_deployed_run_is_not_resumed_as_a_simulation(finished, tmp_path, capsys):
+    text = (finished / "config.toml").read_text().replace('engine = "sequential"', 'engine = "flower"')
+    (finished / "config.toml").write_text(text)
+    assert cli("resume", str(finished)) == 2
+    assert "flwr run" in capsys.readouterr().err
+
+
+def test_nothing_is_overwritten(finished, tmp_path, capsys):
+    (tmp_path / "pyproject.toml").write_text("mine")
+    assert cli("deploy", "init", str(tmp_path), "--from", str(finished)) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert (tmp_path / "pyproject.toml").read_text() == "mine"
+    assert cli("deploy", "init", str(tmp_path / "app"), "--from", str(tmp_path / "nothing")) == 2

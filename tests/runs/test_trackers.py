@@ -1,0 +1,139 @@
+"""Trackers of runs that begin beside each other, fail, are stopped or continued; MLflow and wandb are stand-ins here."""
+
+import contextlib
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from fedkeel.runs import trackers
+from fedkeel.runs.config import RunConfig, resolve
+from fedkeel.study.running.plan import Job, steps_of
+from fedkeel.study.running.pools import Forks
+from fedkeel.study.study import Study
+
+TASK = {"clients": 10, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
+
+
+def stand_in(monkeypatch, name, **parts):
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(**parts))
+
+
+def test_a_place_of_mlflow_is_made_once_by_a_process_of_its_own(tmp_path, monkeypatch):
+    def made(name):
+        (tmp_path / name).write_text(str(os.getpid()))
+
+    stand_in(monkeypatch, "mlflow", set_tracking_uri=lambda place: None, set_experiment=made)
+    trackers.check({"mlflow": "sqlite:///x.db"})
+    assert int((tmp_path / "fedkeel").read_text()) != os.getpid()  # or the runs would inherit what it has opened
+
+
+def test_a_place_that_mlflow_refuses_is_an_error_before_any_run(fedkeel, tmp_path, monkeypatch):
+    def refused(place):
+        raise RuntimeError(f"unsupported\nURI {place}")
+
+    stand_in(monkeypatch, "mlflow", set_tracking_uri=refused)
+    words = ["--algorithms", "fedavg", "--rounds", "2", "--mlflow", "nosuch://x", "--out", str(tmp_path / "x")]
+    assert fedkeel("compare", *words) == (2, "", "error: mlflow: unsupported URI nosuch://x\n")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(None, [None, 0]), (RuntimeError, [RuntimeError, 1]), (KeyboardInterrupt, ["KILLED", 1])]
+)
+def test_how_a_run_ended(monkeypatch, error, told):
+    ended = []
+
+    @contextlib.contextmanager
+    def start_run(run_name):
+        try:
+            yield
+        except BaseException as error:
+            if not ended:  # as MLflow itself: one that has ended is left alone
+                ended.append(type(error))
+            raise
+        ended.append(None)
+
+    names = {"set_tracking_uri", "set_experiment", "log_params", "log_metrics"}
+    nothing = dict.fromkeys(names, lambda *_, **__: None)
+    stand_in(monkeypatch, "mlflow", start_run=start_run, end_run=ended.append, **nothing)
+    run = SimpleNamespace(finish=lambda exit_code=0: ended.append(exit_code), log=lambda *_, **__: None)
+    stand_in(monkeypatch, "wandb", init=lambda **_: run)
+    for name in ("mlflow", "wandb"):
+        with (
+            pytest.raises(error) if error else contextlib.nullcontext(),
+            trackers.tracked({name: ""}, "x", {"rounds": 3}) as log,
+        ):
+            log({"round": 0, "train_loss": 1.0})
+            if error:
+                raise error
+    assert ended == told
+
+
+def test_a_tracker_learns_that_a_study_was_stopped(tmp_path, monkeypatch):
+    @contextlib.contextmanager
+    def pretend(place, name, config):
+        try:
+            yield lambda row: None
+        except KeyboardInterrupt:
+            (tmp_path / "stopped").touch()
+            raise
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", pretend)
+    rows = []
+    pool = Forks(1, lambda job, row: rows.append(row), lambda: None)
+    job = Job("x", resolve(RunConfig(**TASK, rounds=100_000)), tmp_path / "x", trackers={"wandb": ""})
+    pool.start(job, None)
+    begun = time.monotonic()
+    while not rows and time.monotonic() - begun < 60:
+        assert pool.ended() == []
+    pool.close()
+    assert (tmp_path / "stopped").exists()
+
+
+def test_tensorboard_shows_every_round_of_a_continued_run_once(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for rounds in (3, 5):  # a run that goes on tells its first rounds again
+        with trackers.tracked({"tensorboard": str(tmp_path)}, "x", {}) as log:
+            for t in range(rounds):
+                log({"round": t, "train_loss": 1.0})
+        time.sleep(1.1)  # the names of event files have seconds
+    events = EventAccumulator(str(tmp_path / "x"))
+    events.Reload()
+    assert [z.step for z in events.Scalars("train_loss")] == [0, 1, 2, 3, 4]
+
+
+def test_going_on_tells_the_trackers_too(fedkeel, monkeypatch):
+    @contextlib.contextmanager
+    def pretend(place, name, config):
+        yield lambda row: None
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", pretend)
+    stand_in(monkeypatch, "tensorboard")
+    monkeypatch.setattr("fedkeel.engine.state.directory.holds_run", lambda path: True)
+    monkeypatch.setattr("fedkeel.runs.stored.difference", lambda *_: None)
+    monkeypatch.setattr("fedkeel.runs.named.run", interrupted)
+    code, _, err = fedkeel("run", "--rounds", "3", "--tensorboard", "my tb")
+    assert (code, err.splitlines()[-1]) == (130, "interrupted; go on with: fedkeel run --rounds 3 --tensorboard 'my tb'")
+
+
+def test_runs_of_two_studies_have_names_of_their_own(tmp_path):
+    names = []
+    for out in ("one", "two"):
+        study = Study.read(TASK | {"rounds": 1, "methods": {"fedavg": {}}, "seeds": 1, "cases": [{"name": "a"}]})
+        plans = [steps_of(study, group, tmp_path / out, False, {}) for group in study.groups()]
+        names += [job.label for plan in plans for job in next(plan).jobs]
+    assert names == ["one-a-fedavg-seed0", "two-a-fedavg-seed0"]
+
+
+def test_a_file_is_no_place_for_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "afile").write_text("")
+    with pytest.raises(ValueError, match=r"tensorboard = '.*afile' is not allowed; it must be a directory"):
+        trackers.check({"tensorboard": str(tmp_path / "afile")})
