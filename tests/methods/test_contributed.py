@@ -182,7 +182,7 @@ def test_the_error_has_its_cause(engine: str) -> None:
 
 
 class WithSurvey(Plain):
-    """Its `prepare` must be done once a round."""
+    """Its `survey_server` must be done once a round."""
 
     def surveys(self, t: int = 0) -> bool:
         return True
@@ -190,7 +190,7 @@ class WithSurvey(Plain):
     def survey(self, down: Any, mem: Any, steps: Any) -> Any:
         return Survey(steps.full_grad(down.x)), Client(mem.u + 1)
 
-    def prepare(self, s: Any, up: Any, r: Any) -> Any:
+    def survey_server(self, s: Any, up: Any, r: Any) -> Any:
         return s._replace(m=0.9 * s.m + r.avg(up.g))
 
     def client(self, down: Any, mem: Any, steps: Any) -> Any:
@@ -247,7 +247,7 @@ def test_roles_are_those_of_the_survey() -> None:
 
         return step
 
-    over = {"survey": survey, "prepare": tell("survey"), "server": tell("client")}
+    over = {"survey": survey, "survey_server": tell("survey"), "server": tell("client")}
     algo = method(WithSurvey, sends="x m", draw=lambda self, rng, ids: {"tracks": pick(rng, len(ids), 2)}, **over)
     for seed in range(3):  # with one seed the same clients might be drawn by chance
         train(algo, seed=seed)

@@ -360,7 +360,7 @@ class Play:
         self.server, mem = self.algo.init(x)
         self.mems: list[Any] = [mem] * N
         if self.algo.warms_up():
-            self.exchange("warmup", "begin", -1, list(range(N)))
+            self.exchange("warmup", "warmup_server", -1, list(range(N)))
 
     def exchange(self, stage: str, step: str, t: int, ids: list[int]) -> list[Local]:
         algo = self.algo.at(t, self.decay)
@@ -385,7 +385,7 @@ class Play:
         """One round -> the participants and their local steps."""
         ids = sorted(self.rng.permutation(N)[: self.S].tolist())
         if self.algo.surveys(self.t):
-            self.exchange("survey", "prepare", self.t, ids)
+            self.exchange("survey", "survey_server", self.t, ids)
         steps = self.exchange("client", "server", self.t, ids)
         self.t += 1
         return ids, steps

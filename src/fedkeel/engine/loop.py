@@ -192,7 +192,7 @@ class Trainer:
         if error := self._too_few(jobs.stage, jobs.t, len(jobs.ids), faults):
             for slot in uploads.slots.values():
                 self.store.discard(slot)
-            if jobs.stage != "client" or not self.algo.surveys(jobs.t):  # or the round's `prepare` would be done twice
+            if jobs.stage != "client" or not self.algo.surveys(jobs.t):  # or the round's `survey_server` would be done twice
                 self._checkpoint(due=True)
             raise error from uploads.cause
 

@@ -76,7 +76,7 @@ class Mime(Algorithm):
     def survey(self, down: Server, mem: None, steps: Steps) -> tuple[Survey, None]:
         return Survey(g=steps.full_grad(down.x)), None
 
-    def prepare(self, s: Server, up: Survey, r: Round) -> Server:
+    def survey_server(self, s: Server, up: Survey, r: Round) -> Server:
         c = r.avg(up.g)
         return s._replace(c=c, v=c**2 if self.base == "adam" and r.t == 0 else s.v)
 

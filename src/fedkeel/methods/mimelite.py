@@ -74,7 +74,7 @@ class MimeLite(Algorithm):
     def survey(self, down: Server, mem: None, steps: Steps) -> tuple[Survey, None]:
         return Survey(g=steps.full_grad(down.x)), None
 
-    def prepare(self, s: Server, up: Survey, r: Round) -> Server:
+    def survey_server(self, s: Server, up: Survey, r: Round) -> Server:
         return s._replace(v=r.avg(up.g) ** 2)
 
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:

@@ -66,7 +66,7 @@ class ScaffoldNormalized(Algorithm):
     def warmup(self, down: Server, mem: Client, steps: Steps) -> tuple[Client, Client]:
         return mean_gradient(down.x, steps, Client)
 
-    def begin(self, s: Server, up: Client, r: Round) -> Server:
+    def warmup_server(self, s: Server, up: Client, r: Round) -> Server:
         return Server(x=s.x, c=s.c + r.share(up.c))
 
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
