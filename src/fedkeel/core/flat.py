@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.torch_private import NORMS
+
 
 class Layers:
     """Where each parameter tensor lies in the flat vector: for methods that treat layers one by one (LAMB)."""
@@ -55,7 +57,7 @@ class FlatModel:
     def __init__(self, module: nn.Module, private: bool = False) -> None:
         self.module = module
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)] if private else []
+        norms = [m for m in module.modules() if isinstance(m, NORMS)] if private else []
         own = {id(p) for norm in norms for p in norm.parameters()}
         self.private = [p for _, p in named if id(p) in own]
         named = [(name, p) for name, p in named if id(p) not in own]

@@ -18,6 +18,7 @@ from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.one_client import OneClient, Workspace
 from fedkeel.core.records import check_finite
 from fedkeel.core.steps import Objective
+from fedkeel.core.torch_private import version
 from fedkeel.core.trial import dry_run, stages
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
@@ -186,11 +187,11 @@ class Work:
         if model.has_buffers:
             model.write_buffers(mem.values if model.private else buffers)
         given = [
-            (name, z, z._version) for record in (down, mem) if record is not None for name, z in record._asdict().items()
+            (name, z, version(z)) for record in (down, mem) if record is not None for name, z in record._asdict().items()
         ]
         up, new = getattr(self.algo.at(t, self.lr_decay), stage)(down, None if model.private else mem, steps)
-        for name, z, version in given:
-            if z._version != version:  # the next client would find it changed
+        for name, z, before in given:
+            if version(z) != before:  # the next client would find it changed
                 raise ValueError(f"{name} was changed in place, which is not this client's own; steps.copy makes a copy")
         if model.private:
             new = Private(model.read_buffers())

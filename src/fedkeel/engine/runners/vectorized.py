@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedkeel.core.many_clients import ManyClients, ManyOracle
 from fedkeel.core.one_client import at_once
 from fedkeel.core.records import check_finite
+from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
 from fedkeel.engine.client_work import Jobs, Stack, Uploads, Work, stacked
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import NotFinite, describe
@@ -169,9 +170,9 @@ def cannot_vectorize(module: nn.Module) -> str | None:
     if hasattr(module, "one_by_one"):  # the model itself says why
         return str(module.one_by_one)
     for part in module.modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+        if isinstance(part, DROPOUTS) and part.p > 0:
             return "its dropout would draw other numbers than one client at a time"
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if isinstance(part, BATCH_NORMS):
             return f"{type(part).__name__} would see the padding of short batches"
         if isinstance(part, nn.RNNBase):
             return f"torch has no batching rule for {type(part).__name__} layers and would run them several times slower"
