@@ -17,7 +17,7 @@ from fedkeel.core.algorithm import STEPS, Algorithm, Plan, algorithm, received
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import down_record
 from fedkeel.core.registry import algorithms, lookup
-from fedkeel.core.trial import dry_run
+from fedkeel.core.trial import trial_upload
 from fedkeel.engine.client_work import Work
 from fedkeel.engine.metrics import check as check_metrics
 from fedkeel.engine.settings import Settings
@@ -311,7 +311,7 @@ def test_declaration_is_complete(name: str) -> None:
         assert kind is not None, f"{hook} does not say what it receives"
         assert set(kind._fields) == set(facts.sends)  # type: ignore[attr-defined]
     assert set(facts.owns) <= set(server._fields)
-    up = dry_run(fk.algorithm(name).plan(Plan(N=4, S=4, K=2, T=4)), "client", Layers([3, 2]), torch.float32)
+    up = trial_upload(fk.algorithm(name).plan(Plan(N=4, S=4, K=2, T=4)), "client", Layers([3, 2]), torch.float32)
     assert set(facts.tracked) <= set(up._fields)
     for field in dataclasses.fields(cls):
         assert field.metadata.get("doc"), f"{field.name} has no description"

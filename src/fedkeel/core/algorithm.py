@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
+from fedkeel.core.flat import Layers
 from fedkeel.core.hyperparameters import check_value, python_number
 from fedkeel.core.records import Record
 from fedkeel.core.registry import import_file, registered
@@ -38,6 +39,7 @@ class Plan:
     K: float  # local steps of a client, the mean where they differ
     T: int  # rounds
     fewest: int | None = None  # participants of a round, the fewest where rounds differ; None: S
+    layers: Layers | None = None  # names, sizes and shapes of the model's parameters; None: there is no model yet
 
 
 class Algorithm(ABC):

@@ -63,6 +63,7 @@ class OneClient(Steps):
     workspace: Workspace
     drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
     losses: list[Tensor] = field(default_factory=list)  # the first loss of every step, for the history
+    seeds: Callable[[], Sequence[int]] = lambda: [0]
 
     def __post_init__(self) -> None:
         self.K = len(self.batches)
@@ -78,6 +79,9 @@ class OneClient(Steps):
 
     def zeros(self) -> Tensor:
         return self._point().zero_()
+
+    def random(self, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
+        return draw(*self.generators).to(self.objective.model.device)
 
     def _point(self) -> Tensor:
         self.points += 1

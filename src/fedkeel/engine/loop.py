@@ -80,7 +80,8 @@ class Trainer:
         self.metrics = metrics
         self.N, self.S = len(fed), settings.largest_cohort(len(fed))
         K, fewest = float(settings.steps_of(fed.sizes).mean()), settings.smallest_cohort(self.N)
-        self.given, self.algo = algo, algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest))
+        plan = Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers)
+        self.given, self.algo = algo, algo.plan(plan)
         settings.check_decay(self.algo)
         self.work = Work(self.algo, fed, objective, settings.seed, settings.batch_size, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()

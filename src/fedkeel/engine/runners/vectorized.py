@@ -15,6 +15,7 @@ from fedkeel.core.many_clients import ManyClients, ManyOracle
 from fedkeel.core.one_client import at_once
 from fedkeel.core.records import check_finite
 from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
+from fedkeel.engine import seeding
 from fedkeel.engine.client_work import Jobs, Stack, Uploads, Work, stacked
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import NotFinite, describe
@@ -93,6 +94,7 @@ class Vectorized:
         steps = ManyClients(
             work.objective, jobs.t, self.oracle, len(ids), batches, lambda: self._everything(ids), SimpleNamespace(**roles)
         )
+        steps.seeds = lambda: [seeding.method_seed(work.seed, jobs.t, client) for client in ids]
         up, new = getattr(work.algo.at(jobs.t, work.lr_decay), jobs.stage)(jobs.down, mem, steps)
         losses = torch.stack(steps.losses).double().mean(0) if steps.losses else torch.full((len(ids),), torch.nan)
         return up, new, losses
