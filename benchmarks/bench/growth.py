@@ -58,7 +58,7 @@ def server_step(method: str, d: int, S: int, m: int) -> Row:
     from fedkeel.core.flat import Layers
     from fedkeel.core.registry import make
     from fedkeel.core.round import Round
-    from fedkeel.core.trial import dry_run
+    from fedkeel.core.trial import trial_upload
     from fedkeel.engine.allocator import keep_freed_memory
 
     torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def server_step(method: str, d: int, S: int, m: int) -> Row:
     options = {"memory": m} if method == "gradma" else {}
     algo = make(method, **options).plan(Plan(N=10 * max(S, m), S=S, K=10, T=100))
     server, _ = algo.init(torch.zeros(d))
-    form = dry_run(algo, "client", Layers([4]), torch.float32)
+    form = trial_upload(algo, "client", Layers([4]), torch.float32)
     up = type(form)(*(torch.empty(S, d).uniform_(-1, 1) for _ in form))
     even = torch.full((S,), 1 / S, dtype=torch.float64)
     seconds: list[float] = []

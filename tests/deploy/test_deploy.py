@@ -398,7 +398,7 @@ def test_a_survey_in_a_later_round_is_no_secret_either():
         def survey(self, down, mem, steps):
             return Gradient(steps.full_grad(down.x)), mem
 
-        def prepare(self, s, up, r):
+        def survey_server(self, s, up, r):
             return s._replace(x=s.x + r.avg(up.g))
 
     assert privacy.no_noise(fk.algorithm("fedavg")) is None

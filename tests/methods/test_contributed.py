@@ -182,7 +182,7 @@ def test_the_error_has_its_cause(engine: str) -> None:
 
 
 class WithSurvey(Plain):
-    """Its `prepare` must be done once a round."""
+    """Its `survey_server` must be done once a round."""
 
     def surveys(self, t: int = 0) -> bool:
         return True
@@ -190,7 +190,7 @@ class WithSurvey(Plain):
     def survey(self, down: Any, mem: Any, steps: Any) -> Any:
         return Survey(steps.full_grad(down.x)), Client(mem.u + 1)
 
-    def prepare(self, s: Any, up: Any, r: Any) -> Any:
+    def survey_server(self, s: Any, up: Any, r: Any) -> Any:
         return s._replace(m=0.9 * s.m + r.avg(up.g))
 
     def client(self, down: Any, mem: Any, steps: Any) -> Any:
@@ -247,7 +247,7 @@ def test_roles_are_those_of_the_survey() -> None:
 
         return step
 
-    over = {"survey": survey, "prepare": tell("survey"), "server": tell("client")}
+    over = {"survey": survey, "survey_server": tell("survey"), "server": tell("client")}
     algo = method(WithSurvey, sends="x m", draw=lambda self, rng, ids: {"tracks": pick(rng, len(ids), 2)}, **over)
     for seed in range(3):  # with one seed the same clients might be drawn by chance
         train(algo, seed=seed)
@@ -309,3 +309,56 @@ def test_the_same_method_may_come_again() -> None:
         assert registry.lookup("fedavg") is not old
     finally:
         sys.modules[old.__module__].FedAvg = registry.registered["fedavg"] = old  # type: ignore[attr-defined]
+
+
+# Methods that draw, and methods that look at layers -------------------------------------------------------------------
+
+
+def noisy(self: Any, down: Any, mem: Any, steps: Any) -> Any:
+    """Plain with noise of its own in every step."""
+    w = steps.copy(down.x)
+    for grad in steps:
+        noise = steps.random(lambda made: torch.randn(down.x.shape[-1], generator=made, dtype=down.x.dtype))
+        w.sub_(steps.clip(grad(w).add_(noise, alpha=0.1)), alpha=self.lr)
+    return Up(w - down.x), Client(w - down.x)
+
+
+def test_a_method_draws_the_same_numbers_in_every_engine() -> None:
+    kw = {"rounds": 3, "cohort": 3}
+    run, parallel, together = (
+        train(method(client=noisy), engine, **kw) for engine in ("sequential", "processes", "vectorized")
+    )
+    assert torch.equal(run.params, parallel.params)
+    torch.testing.assert_close(run.params, together.params, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(run.params, train(method(), **kw).params)
+    assert not torch.allclose(run.params, train(method(client=noisy), seed=1, **kw).params)
+
+
+def test_draws_differ_between_clients_rounds_and_steps() -> None:
+    drawn = []
+
+    def client(self: Any, down: Any, mem: Any, steps: Any) -> Any:
+        drawn.extend(steps.random(lambda made: torch.rand(1, generator=made)).item() for _ in steps)
+        return Plain.client(self, down, mem, steps)
+
+    train(method(client=client), rounds=2)
+    trial, real = drawn[:1], drawn[1:]
+    assert len(real) == len(set(real)) == 2 * 4 * 2
+    assert trial[0] not in real
+
+
+def test_plan_knows_the_layers() -> None:
+    known = []
+
+    def plan(self: Any, p: Any) -> Any:
+        known.append(p.layers)
+        return self
+
+    def client(self: Any, down: Any, mem: Any, steps: Any) -> Any:
+        known.append([list(z.shape) for z in steps.layers.split(down.x)])
+        return Plain.client(self, down, mem, steps)
+
+    train(method(plan=plan, client=client), rounds=1)
+    layers, trial, first, *_ = known
+    assert (layers.names, layers.shapes, layers.sizes) == (["weight", "bias"], [(CLASSES, D), (CLASSES,)], [12, 3])
+    assert (trial, first) == ([[3], [2]], [[CLASSES, D], [CLASSES]])

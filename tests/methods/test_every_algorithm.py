@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.core.algorithm import Algorithm, Plan, algorithm
+from fedkeel.core.algorithm import STEPS, Algorithm, Plan, algorithm, received
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import down_record
 from fedkeel.core.registry import algorithms, lookup
-from fedkeel.core.trial import dry_run
+from fedkeel.core.trial import trial_upload
 from fedkeel.engine.client_work import Work
 from fedkeel.engine.metrics import check as check_metrics
 from fedkeel.engine.settings import Settings
@@ -88,9 +89,9 @@ def facts(t: int, drawn: dict[str, np.ndarray]) -> Any:
 
 
 def stages(algo: fk.Algorithm) -> list[tuple[str, str, int]]:
-    before = [("warmup", "begin", -1)] if algo.warms_up() else []
+    before = [("warmup", "warmup_server", -1)] if algo.warms_up() else []
     for t in range(2):
-        before += [("survey", "prepare", t)] if algo.surveys() else []
+        before += [("survey", "survey_server", t)] if algo.surveys() else []
         before += [("client", "server", t)]
     return before
 
@@ -305,8 +306,12 @@ def test_declaration_is_complete(name: str) -> None:
     assert len(cls.__doc__.split("\n\n")[0]) <= 400
     server, _ = fk.algorithm(name).plan(Plan(N=4, S=4, K=2, T=4)).init(torch.zeros(5))
     assert set(facts.sends) <= set(server._fields)
+    for hook in [hook for hook in STEPS if hasattr(cls, hook)]:
+        kind = received(cls, hook)
+        assert kind is not None, f"{hook} does not say what it receives"
+        assert set(kind._fields) == set(facts.sends)  # type: ignore[attr-defined]
     assert set(facts.owns) <= set(server._fields)
-    up = dry_run(fk.algorithm(name).plan(Plan(N=4, S=4, K=2, T=4)), "client", Layers([3, 2]), torch.float32)
+    up = trial_upload(fk.algorithm(name).plan(Plan(N=4, S=4, K=2, T=4)), "client", Layers([3, 2]), torch.float32)
     assert set(facts.tracked) <= set(up._fields)
     for field in dataclasses.fields(cls):
         assert field.metadata.get("doc"), f"{field.name} has no description"
@@ -374,9 +379,54 @@ def test_unknown_algorithm_names_its_neighbours() -> None:
         fk.algorithm("fedlda")
 
 
-@pytest.mark.parametrize(("says", "missing"), [("warms_up", "warmup and begin"), ("surveys", "survey and prepare")])
+@pytest.mark.parametrize(
+    ("says", "missing"), [("warms_up", "warmup and warmup_server"), ("surveys", "survey and survey_server")]
+)
 def test_a_method_that_announces_an_exchange_must_say_what_happens_there(says: str, missing: str) -> None:
     half = type("Half", (Algorithm,), {says: lambda self, t=0: True})
     with pytest.raises(TypeError, match=f"half: it defines {says}, so it must define {missing}, too"):
         algorithm("half", paper="", sends="x", exact=False, family="SGD")(half)
     assert "half" not in algorithms()
+
+
+@pytest.mark.parametrize(
+    ("says", "half", "former", "now"),
+    [("warms_up", "warmup", "begin", "warmup_server"), ("surveys", "survey", "prepare", "survey_server")],
+)
+def test_a_hook_with_its_former_name_is_refused_with_its_new_one(says: str, half: str, former: str, now: str) -> None:
+    body = {says: lambda self, t=0: True, half: lambda self, down, mem, steps: None, former: lambda self, s, up, r: s}
+    with pytest.raises(TypeError, match=f"old: it defines {former}, which is now called {now}; rename it"):
+        algorithm("old", paper="", sends="x", exact=False, family="SGD")(type("Old", (Algorithm,), body))
+    assert "old" not in algorithms()
+
+
+class Sent(NamedTuple):
+    x: Tensor
+    m: Tensor
+
+
+@pytest.mark.parametrize("hook", ["client", "survey", "warmup"])
+@pytest.mark.parametrize("annotation", [Sent, "Sent"])
+def test_what_a_client_receives_has_the_fields_that_are_sent(annotation: Any, hook: str) -> None:
+    def local(self: Any, down: Any, mem: Any, steps: Any) -> Any: ...
+
+    local.__annotations__["down"] = annotation
+    made = type("Received", (Algorithm,), {"client": lambda self, down, mem, steps: None, hook: local})
+    words = f"received: {hook} takes down: Sent with the fields 'x m', but sends = 'x'"
+    with pytest.raises(TypeError, match=words):
+        algorithm("received", paper="", sends="x", exact=False, family="SGD")(made)
+    assert "received" not in algorithms()
+
+
+def test_a_type_checker_refuses_a_field_that_is_not_sent(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    text = Path(fk.__file__).with_name("methods").joinpath("fedavgm.py").read_text()
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text(text)
+    bad.write_text(text.replace("steps.copy(down.x)", "steps.copy(down.m)"))
+    assert good.read_text() != bad.read_text()
+    options = ["--follow-imports=skip", "--ignore-missing-imports", "--config-file=", f"--cache-dir={tmp_path}"]
+    assert api.run([*options, str(good)])[2] == 0
+    out, _, status = api.run([*options, str(bad)])
+    assert status == 1
+    assert '"Down" has no attribute "m"' in out

@@ -22,7 +22,7 @@ from fedkeel.core.records import down_record
 from fedkeel.core.registry import lookup
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Grad
-from fedkeel.core.trial import DryGrad, DrySteps
+from fedkeel.core.trial import TrialSteps, ZeroGrad
 from fedkeel.rules import gradma
 from fedkeel.rules.cone_qp import cone_weights, project
 from tests.reference.qp import project as brute_force
@@ -292,7 +292,7 @@ def test_B1_fedadagrad_begins_with_unit_steps() -> None:
 # Inside a method ------------------------------------------------------------------------------------------------------
 
 
-class Batch(DryGrad):
+class Batch(ZeroGrad):
     """A gradient A w - b that remembers where it was asked."""
 
     steps: Local
@@ -310,7 +310,7 @@ class Batch(DryGrad):
         return (0.5 * w @ self.A @ w - self.b @ w).reshape(1)
 
 
-class Local(DrySteps):
+class Local(TrialSteps):
     """The local steps of a client whose loss is a quadratic; `asked[k]` holds (point, gradient) of step k."""
 
     def __init__(
@@ -360,7 +360,7 @@ class Play:
         self.server, mem = self.algo.init(x)
         self.mems: list[Any] = [mem] * N
         if self.algo.warms_up():
-            self.exchange("warmup", "begin", -1, list(range(N)))
+            self.exchange("warmup", "warmup_server", -1, list(range(N)))
 
     def exchange(self, stage: str, step: str, t: int, ids: list[int]) -> list[Local]:
         algo = self.algo.at(t, self.decay)
@@ -385,7 +385,7 @@ class Play:
         """One round -> the participants and their local steps."""
         ids = sorted(self.rng.permutation(N)[: self.S].tolist())
         if self.algo.surveys(self.t):
-            self.exchange("survey", "prepare", self.t, ids)
+            self.exchange("survey", "survey_server", self.t, ids)
         steps = self.exchange("client", "server", self.t, ids)
         self.t += 1
         return ids, steps

@@ -69,12 +69,12 @@ def costs(kind: type[Algorithm]) -> dict[str, str]:
     from fedkeel.core.algorithm import Plan
     from fedkeel.core.flat import Layers
     from fedkeel.core.records import down_record, floats
-    from fedkeel.core.trial import dry_run
+    from fedkeel.core.trial import trial_upload
 
     layers, d = Layers([6000, 4000]), 10000
     algo = kind().plan(Plan(N=10, S=10, K=10, T=100))
     server, memory = algo.init(torch.zeros(d))
-    ups = [dry_run(algo, stage, layers, torch.float32) for stage in ["survey"] * algo.surveys() + ["client"]]
+    ups = [trial_upload(algo, stage, layers, torch.float32) for stage in ["survey"] * algo.surveys() + ["client"]]
     tracked = kind.facts.tracked
     always = sum(floats(up, without=tracked) for up in ups)
     sometimes = sum(floats(up) for up in ups) - always

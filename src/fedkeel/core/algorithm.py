@@ -8,6 +8,7 @@ records, so a method never states its own cost.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,14 +17,17 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedkeel.core.hyperparameters import check_value, plain
+from fedkeel.core.flat import Layers
+from fedkeel.core.hyperparameters import check_value, python_number
 from fedkeel.core.records import Record
 from fedkeel.core.registry import import_file, registered
+from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 
 # The exchanges of a run, in their order: what clients do, and what the server does with their answers.
-STEPS = {"warmup": "begin", "survey": "prepare", "client": "server"}
+STEPS = {"warmup": "warmup_server", "survey": "survey_server", "client": "server"}
 HOOKS = {"warms_up": "warmup", "surveys": "survey"}  # who announces the optional ones
+FORMER_HOOKS = {"begin": "warmup_server", "prepare": "survey_server"}  # their names up to 0.1.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Plan:
     K: float  # local steps of a client, the mean where they differ
     T: int  # rounds
     fewest: int | None = None  # participants of a round, the fewest where rounds differ; None: S
+    layers: Layers | None = None  # names, sizes and shapes of the model's parameters; None: there is no model yet
 
 
 class Algorithm(ABC):
@@ -53,7 +58,7 @@ class Algorithm(ABC):
         """The local work of one client, on [..., d] -> (upload, new client record); down and mem stay as they are."""
 
     @abstractmethod
-    def server(self, s: Any, up: Any, r: Any) -> Record:
+    def server(self, s: Any, up: Any, r: Round) -> Record:
         """Server record, uploads stacked to [S, ...] and the facts of the round -> new server record."""
 
     def plan(self, p: Plan) -> Self:
@@ -92,7 +97,7 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = plain(getattr(self, field.name))
+            value = python_number(getattr(self, field.name))
             check_value(self.name, field, value)
             object.__setattr__(self, field.name, value)
 
@@ -142,6 +147,7 @@ def algorithm(
 
     def register(cls: A) -> A:
         _check_hooks(name, cls)
+        _check_received(name, cls, sends.split())
         _check_free(name, cls)
         cls.name = name
         cls.facts = Facts(
@@ -168,11 +174,37 @@ def algorithm(
 
 def _check_hooks(name: str, cls: type[Algorithm]) -> None:
     """A method that says that it has an exchange of its own must also say what happens there."""
+    for former, hook in FORMER_HOOKS.items():
+        if hasattr(cls, former) and not hasattr(cls, hook) and hasattr(cls, hook.removesuffix("_server")):
+            raise TypeError(f"{name}: it defines {former}, which is now called {hook}; rename it")
     for says, stage in HOOKS.items():
         if getattr(cls, says) is not getattr(Algorithm, says):
             missing = [hook for hook in (stage, STEPS[stage]) if not hasattr(cls, hook)]
             if missing:
                 raise TypeError(f"{name}: it defines {says}, so it must define {' and '.join(missing)}, too")
+
+
+def received(cls: type[Algorithm], hook: str) -> type | None:
+    """The record type with which a method annotates what its clients receive; None if it does not annotate it."""
+    written = inspect.get_annotations(getattr(cls, hook)).get("down")
+    if isinstance(written, str):  # as with `from __future__ import annotations`
+        try:
+            written = eval(written, getattr(cls, hook).__globals__)
+        except NameError:  # a type that was declared inside a function
+            return None
+    return written if hasattr(written, "_fields") else None
+
+
+def _check_received(name: str, cls: type[Algorithm], sends: Sequence[str]) -> None:
+    """The type of `down` has exactly the fields that are sent. A type checker then finds the use of any other field."""
+    for hook in STEPS:
+        kind = received(cls, hook) if hasattr(cls, hook) else None
+        if kind is not None and set(kind._fields) != set(sends):  # type: ignore[attr-defined]
+            has = " ".join(kind._fields)  # type: ignore[attr-defined]
+            raise TypeError(
+                f"{name}: {hook} takes down: {kind.__name__} with the fields {has!r}, but sends = {' '.join(sends)!r}; "
+                f"declare a NamedTuple Down with just the fields that are sent"
+            )
 
 
 def _check_free(name: str, cls: type[Algorithm]) -> None:
@@ -181,9 +213,3 @@ def _check_free(name: str, cls: type[Algorithm]) -> None:
     taken = registered.get(name, cls)
     if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"algorithm: the name {name!r} is taken by {taken.__module__}.{taken.__qualname__}; choose another")
-
-
-# Hyper-parameters -----------------------------------------------------------------------------------------------------
-
-
-# Records and what they cost -------------------------------------------------------------------------------------------

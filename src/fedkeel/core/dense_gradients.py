@@ -14,11 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.flat import FlatModel
+from fedkeel.core.torch_private import cross_entropy, has_hooks, relu_backward
 
-aten = torch.ops.aten
-nll_loss, nll_loss_backward = aten.nll_loss_forward.default, aten.nll_loss_backward.default
-log_softmax_backward, relu_backward = aten._log_softmax_backward_data.default, aten.threshold_backward.default
-MEAN = 1  # the loss is the mean over the batch
 Pair = tuple[Tensor, Tensor]  # weight [out, in] and bias [out] of a layer
 
 
@@ -46,8 +43,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _watched(part: nn.Module) -> bool:
-    hooks = part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-    return bool(hooks) or "forward" in vars(part)
+    return has_hooks(part) or "forward" in vars(part)
 
 
 class Network:
@@ -88,10 +84,8 @@ class Dense(Network):
         for weight, bias in layers[:-1]:
             inputs.append(torch.addmm(bias, inputs[-1], weight.t()).relu_())
         weight, bias = layers[-1]
-        logs = torch.log_softmax(torch.addmm(bias, inputs[-1], weight.t()), 1)
-        loss, count = nll_loss(logs, y, None, MEAN, -100)
-        error = nll_loss_backward(torch.ones_like(loss), logs, y, None, MEAN, -100, count)
-        return loss, log_softmax_backward(error, logs, 1, logs.dtype), inputs
+        loss, error = cross_entropy(torch.addmm(bias, inputs[-1], weight.t()), y)
+        return loss, error, inputs
 
 
 def _pairs(tensors: Sequence[Tensor]) -> zip[Pair]:

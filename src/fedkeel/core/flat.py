@@ -9,12 +9,25 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.torch_private import NORMS
+
 
 class Layers:
-    """Where each parameter tensor lies in the flat vector: for methods that treat layers one by one (LAMB)."""
+    """The parameter tensors of the model, in the order in which they lie in the flat vector.
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    For methods that treat layers one by one, as LAMB does. Every list has one entry per parameter tensor.
+    """
+
+    def __init__(self, sizes: Sequence[int], names: Sequence[str] = (), shapes: Sequence[Sequence[int]] = ()) -> None:
+        """Without names, layers are called by their numbers. Without shapes, each is a vector."""
         self.sizes = list(sizes)
+        self.names = list(names) or [str(i) for i in range(len(self.sizes))]
+        self.shapes = [tuple(shape) for shape in shapes] or [(size,) for size in self.sizes]
+
+    def split(self, z: Tensor) -> list[Tensor]:
+        """z [..., d] -> a view of every layer, each [..., *shape]."""
+        parts = z.split_with_sizes(self.sizes, -1)
+        return [part.unflatten(-1, shape or (1,)) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def norms(self, z: Tensor) -> Tensor:
         """z [..., d] -> the norm of every layer, [..., L], in float64."""
@@ -55,7 +68,7 @@ class FlatModel:
     def __init__(self, module: nn.Module, private: bool = False) -> None:
         self.module = module
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)] if private else []
+        norms = [m for m in module.modules() if isinstance(m, NORMS)] if private else []
         own = {id(p) for norm in norms for p in norm.parameters()}
         self.private = [p for _, p in named if id(p) in own]
         named = [(name, p) for name, p in named if id(p) not in own]
@@ -70,7 +83,7 @@ class FlatModel:
         self.parameters = [p for _, p in named]
         self.shapes = [p.shape for p in self.parameters]
         self.trained = (*self.parameters, *self.private)
-        self.layers = Layers([p.numel() for p in self.parameters])
+        self.layers = Layers([p.numel() for p in self.parameters], self.names, self.shapes)
         self.d = sum(self.layers.sizes)
         self.dtype = self.parameters[0].dtype
         self.device = self.parameters[0].device

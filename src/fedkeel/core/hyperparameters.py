@@ -20,10 +20,24 @@ def hp(
     choices: Sequence[str] = (),
     grid: Sequence[float] = (),
 ) -> Any:
-    """A hyper-parameter: default, meaning, the allowed range (open: above/below, closed: least/most) and papers' grid."""
+    """Declares a hyper-parameter of a method.
+
+    default: its value if the user gives none. None means that it is optional, or that the method's `plan` fills it in.
+    doc: what it means, for help texts.
+    above, below: open ends of the allowed range. least, most: closed ends.
+    choices: the allowed texts.
+    grid: the values among which the papers search.
+    """
     limits = {"above": above, "least": least, "below": below, "most": most}
     metadata = {"doc": doc, "choices": tuple(choices), "grid": tuple(grid)} | limits
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def planned(value: float | None) -> float:
+    """The value of a hyper-parameter that may be None until the method's `plan` fills it in."""
+    if value is None:
+        raise ValueError("a hyper-parameter is still None; call the method's plan(Plan(...)) first, which fills it in")
+    return value
 
 
 def allowed(field: dataclasses.Field[Any]) -> str:
@@ -41,15 +55,18 @@ def allowed(field: dataclasses.Field[Any]) -> str:
 
 
 def _is_whole(field: dataclasses.Field[Any]) -> bool:
-    return field.type in (int, "int")
+    return field.type in (int, "int", int | None, "int | None")
 
 
 def _is_text(field: dataclasses.Field[Any]) -> bool:
     return isinstance(field.default, str) or field.type in (str, "str", str | None, "str | None")
 
 
-def plain(value: Any) -> Any:
-    """A number of numpy, or of another kind, as Python's own, which files can hold and torch takes; others as they are."""
+def python_number(value: Any) -> Any:
+    """A number of numpy (or of another library) as Python's int, float or bool; any other value unchanged.
+
+    Files can hold Python's numbers, and torch accepts them everywhere.
+    """
     if type(value).__module__ == "numpy" and not getattr(value, "shape", None):
         value = value.item()
     if isinstance(value, bool):
@@ -60,11 +77,12 @@ def plain(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Is a plain value a finite number that a float can hold?"""
+    """Is it an int or a float (not a bool) that is finite and fits into a float?"""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def check_value(name: str, field: dataclasses.Field[Any], value: Any) -> None:
+    """Raises a ValueError that says what is allowed, if the value is not. name: the method."""
     m = field.metadata
     if value is None and field.default is None:
         return

@@ -95,6 +95,7 @@ class ManyClients(Steps):
     everything: Callable[[], Sequence[tuple[Tensor, Tensor, Tensor]]]  # all local data in such pieces
     drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
     losses: list[Tensor] = field(default_factory=list)  # [S] each
+    seeds: Callable[[], Sequence[int]] = lambda: [0]
 
     def __post_init__(self) -> None:
         self.K = len(self.batches)
@@ -113,6 +114,9 @@ class ManyClients(Steps):
     def zeros(self) -> Tensor:
         model = self.objective.model
         return torch.zeros(self.S, model.d, dtype=model.dtype, device=model.device)
+
+    def random(self, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
+        return torch.stack([draw(generator) for generator in self.generators]).to(self.objective.model.device)
 
     def full_grad(self, w: Tensor) -> Tensor:
         w = self.stacked(w)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
 
 from fedkeel.core.dense_gradients import Dense
 from fedkeel.core.features import Net, OwnLoss
 from fedkeel.core.steps import Grad, Objective, Steps, check_one_number
+from fedkeel.core.torch_private import add_each, backward, copy_each, subtract_each
 
 CHUNK = 1024  # samples of a forward pass of a full gradient, or
 
@@ -63,6 +63,7 @@ class OneClient(Steps):
     workspace: Workspace
     drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
     losses: list[Tensor] = field(default_factory=list)  # the first loss of every step, for the history
+    seeds: Callable[[], Sequence[int]] = lambda: [0]
 
     def __post_init__(self) -> None:
         self.K = len(self.batches)
@@ -79,6 +80,9 @@ class OneClient(Steps):
     def zeros(self) -> Tensor:
         return self._point().zero_()
 
+    def random(self, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
+        return draw(*self.generators).to(self.objective.model.device)
+
     def _point(self) -> Tensor:
         self.points += 1
         return self.workspace.point(self.points - 1)
@@ -90,7 +94,7 @@ class OneClient(Steps):
         pieces = -(-len(y) // at_once(x))  # as large as each other, for a last sample alone cannot be normalised
         for a, b in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
             _, grads = self.backward(w, a, b, still=True)
-            torch._foreach_add_(views, grads[: len(views)], alpha=len(b) / len(y))
+            add_each(views, grads[: len(views)], alpha=len(b) / len(y))
         return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
 
     def backward(
@@ -121,17 +125,9 @@ def at_once(x: Tensor) -> int:
 
 
 def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The gradient of the loss for each parameter, zero for those it does not depend on.
-
-    `torch.autograd.grad` itself ends in this call. What it does before, to prepare for cases that cannot occur here, takes a
-    noticeable part of a small network's step.
-    """
+    """The gradient of the loss for each parameter, zero for those on which it does not depend."""
     check_one_number(loss)
-    found = _engine_run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, parameters, allow_unreachable=True, accumulate_grad=False
-    )
-    if all(g is not None for g in found):
-        return found
+    found = backward(loss, parameters)
     return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True))
 
 
@@ -148,7 +144,7 @@ class OneGrad(Grad):
         if self.dense:
             self._count(self.dense.gradient(w, self.x, self.y, views))
         else:
-            torch._foreach_copy_(views, self._pieces(w))
+            copy_each(views, self._pieces(w))
         return self._decayed(flat, w)
 
     def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
@@ -159,7 +155,7 @@ class OneGrad(Grad):
             return output, (weight * term).reshape(())
 
         flat, views = self.steps.workspace.gradient(self.calls)
-        torch._foreach_copy_(views, self._pieces(w, look))
+        copy_each(views, self._pieces(w, look))
         return self._decayed(flat, w)
 
     def _decayed(self, flat: Tensor, w: Tensor) -> Tensor:
@@ -174,7 +170,7 @@ class OneGrad(Grad):
             super().descend(w, lr)
         else:  # the same numbers, tensor by tensor, without the pass that makes the gradient flat
             grads = self._pieces(w)
-            torch._foreach_sub_(model.bound_views, grads, alpha=lr)
+            subtract_each(model.bound_views, grads, alpha=lr)
 
     def _descend_all(self, w: Tensor, lr: float) -> None:
         """The same step for parameters that are sent and for private ones, clipped together."""

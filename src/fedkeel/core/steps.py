@@ -6,8 +6,9 @@ of clients at once on [S, d].
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,7 @@ class Steps(ABC):
     layers: Layers
     drawn: SimpleNamespace  # the roles that the algorithm's `draw` gave to this client, each [..., 1]
     objective: Objective
+    seeds: Callable[[], Sequence[int]]  # one per client of this object, from (seed, round, client)
 
     def __len__(self) -> int:
         return self.K
@@ -63,6 +65,19 @@ class Steps(ABC):
     @abstractmethod
     def full_grad(self, w: Tensor) -> Tensor:
         """The gradient over all local data at w, weight decay included, [..., d]."""
+
+    @abstractmethod
+    def random(self, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
+        """What draw(generator) returns, [...] for one client, [S, ...] for a group.
+
+        Each client has a generator of its own, on the CPU. Its numbers depend on the run's seed, the round and the client,
+        so every engine draws the same ones. A survey draws the same numbers as the local steps of its round.
+        """
+
+    @functools.cached_property
+    def generators(self) -> list[torch.Generator]:
+        """The generator of every client; made when a method first draws, since most methods never do."""
+        return [torch.Generator().manual_seed(seed) for seed in self.seeds()]
 
     def clip(self, u: Tensor) -> Tensor:
         """u scaled in place to at most the run's `clip` norm; u itself where the run has none (rule R6)."""

@@ -1,8 +1,12 @@
-"""A method's local work without data: what its upload looks like, and so what it costs."""
+"""A trial of a method's local work without data: one step whose gradient is zero.
+
+It shows what the method uploads, and so what an upload costs, before a run starts. It also finds a method that does not
+return the records that it declares.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +21,9 @@ from fedkeel.core.records import Record, down_record, form, is_record
 from fedkeel.core.steps import Grad, Objective, Steps
 
 
-class DryGrad(Grad):
+class ZeroGrad(Grad):
+    """A mini-batch whose loss and gradient are zero everywhere."""
+
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
 
@@ -31,16 +37,17 @@ class DryGrad(Grad):
         return w.new_zeros(1)
 
 
-class DrySteps(Steps):
-    """One step whose gradient is zero."""
+class TrialSteps(Steps):
+    """One local step whose gradient is zero."""
 
     def __init__(self, layers: Layers, roles: Sequence[str], dtype: torch.dtype) -> None:
         self.K, self.t, self.layers, self.dtype = 1, 0, layers, dtype
         self.drawn = SimpleNamespace(**{role: torch.ones(1, dtype=dtype) for role in roles})
         self.objective = Objective(model=None, loss=None)  # type: ignore[arg-type]
+        self.seeds = lambda: [0]
 
     def __iter__(self) -> Iterator[Grad]:
-        yield DryGrad(self)
+        yield ZeroGrad(self)
 
     def copy(self, x: Tensor) -> Tensor:
         return x.clone()
@@ -48,35 +55,38 @@ class DrySteps(Steps):
     def zeros(self) -> Tensor:
         return torch.zeros(sum(self.layers.sizes), dtype=self.dtype)
 
+    def random(self, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
+        return draw(*self.generators)
+
     def full_grad(self, w: Tensor) -> Tensor:
         return torch.zeros_like(w)
 
 
-def stages(algo: Algorithm) -> list[str]:
-    """The kinds of local work that the method has."""
+def exchanges_of(algo: Algorithm) -> list[str]:
+    """The exchanges with clients that the method has, by the names of their client hooks."""
     return ["warmup"] * algo.warms_up() + ["survey"] * hasattr(algo, "survey") + ["client"]
 
 
-def dry_run(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> Record:
-    """The upload record of a stage for a model with these layers; only its shapes mean anything."""
-    return _work(algo, stage, layers, dtype)[0]
+def trial_upload(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> Record:
+    """What a client uploads in an exchange, for a model with these layers; only shapes and dtypes mean anything."""
+    return _try(algo, stage, layers, dtype)[0]
 
 
-def _work(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> tuple[Any, Any, Any]:
-    """(upload, client record, the client record that it began with)."""
+def _try(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """(upload, new client record, the client record before it)."""
     x = torch.zeros(sum(layers.sizes), dtype=dtype)
     server, mem = algo.init(x)
     roles = algo.draw(np.random.default_rng(0), [0])
-    work: Any = getattr(algo, stage)
-    up, new = work(down_record(algo, server), mem, DrySteps(layers, list(roles), dtype))
+    hook: Any = getattr(algo, stage)
+    up, new = hook(down_record(algo, server), mem, TrialSteps(layers, list(roles), dtype))
     return up, new, mem
 
 
 def check_records(algo: Algorithm) -> None:
-    """Refuses a method whose local work does not return records of the form that it declares."""
-    for stage in stages(algo):
+    """Refuses a method whose client hooks do not return an upload record, or change the form of the client record."""
+    for stage in exchanges_of(algo):
         try:
-            up, new, mem = _work(algo, stage, Layers([3, 2]), torch.float32)
+            up, new, mem = _try(algo, stage, Layers([3, 2]), torch.float32)
         except Exception as error:
             raise ValueError(
                 f"{algo.name}: {stage} fails in a trial step whose gradient is zero: {type(error).__name__}: {error}"
@@ -86,9 +96,13 @@ def check_records(algo: Algorithm) -> None:
                 f"{algo.name}: {stage} returns a {type(up).__name__} as its upload; it must be a NamedTuple of tensors"
             )
         if form(new) != form(mem):
-            raise ValueError(f"{algo.name}: {stage} returns a client record of {_told(new)}; init declares {_told(mem)}")
+            raise ValueError(
+                f"{algo.name}: {stage} returns a client record of {_in_words(new)}; init declares {_in_words(mem)}"
+            )
 
 
-def _told(record: Any) -> str:
-    found = form(record)
-    return ", ".join(f"{name} {shape}" for name, shape, _ in found) if isinstance(found, list) else str(found or "no fields")
+def _in_words(record: Any) -> str:
+    fields = form(record)
+    if isinstance(fields, list):
+        return ", ".join(f"{name} {shape}" for name, shape, _ in fields)
+    return str(fields or "no fields")

@@ -10,7 +10,7 @@ import torch
 from fedkeel.core.algorithm import Algorithm, Plan
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import Record, down_record, floats
-from fedkeel.core.trial import dry_run
+from fedkeel.core.trial import trial_upload
 
 D, MANY = 1009, 10  # a size and a number of clients that are easy to tell from others
 LINE = 18  # pixels
@@ -50,7 +50,7 @@ def drawing(algo: Algorithm) -> str:
 
 
 def _upload(algo: Algorithm, stage: str) -> Any:
-    return dry_run(algo, stage, Layers([D - 9, 9]), torch.float32)
+    return trial_upload(algo, stage, Layers([D - 9, 9]), torch.float32)
 
 
 def _svg(name: str, ours: list[str], theirs: list[str], travels: list[tuple[str, str]], cost: str) -> str:

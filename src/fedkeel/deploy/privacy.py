@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import STEPS, Algorithm, Plan
 from fedkeel.core.flat import Layers
-from fedkeel.core.trial import dry_run, stages
+from fedkeel.core.trial import exchanges_of, trial_upload
 from fedkeel.deploy.messages import RAISED, RAW, Refused, to_array
 
 HARMLESS = (message_size_mod, arrays_size_mod)
@@ -50,8 +50,8 @@ def needs_each(algo: Algorithm) -> str | None:
     algo = algo.plan(Plan(N=1, S=1, K=1.0, T=1))
     layers = Layers([2, 1])
     server, _ = algo.init(torch.zeros(3))
-    for stage in stages(algo):
-        up = dry_run(algo, stage, layers, torch.float32)
+    for stage in exchanges_of(algo):
+        up = trial_upload(algo, stage, layers, torch.float32)
         try:
             getattr(algo, STEPS[stage])(server, type(up)(*(Sealed(z) for z in up)), SumsOnly())
         except (TypeError, AttributeError):
@@ -67,9 +67,9 @@ def no_noise(algo: Algorithm) -> str | None:
     if why := needs_each(algo):
         return why
     algo = algo.plan(Plan(N=1, S=1, K=1.0, T=1))
-    if stages(algo) != ["client"]:
+    if exchanges_of(algo) != ["client"]:
         return "its clients also send gradients, in an exchange of their own, which the modifier does not know"
-    sent = dry_run(algo, "client", Layers([2, 1]), torch.float32)._fields
+    sent = trial_upload(algo, "client", Layers([2, 1]), torch.float32)._fields
     if sent != ("dx",):
         return f"its clients send {' and '.join(sent)}; the modifier protects a change of the model, dx, and nothing else"
     if algo.init(torch.zeros(3))[1] is not None:

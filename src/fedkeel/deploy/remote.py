@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import STEPS
 from fedkeel.core.records import check_finite
-from fedkeel.core.trial import dry_run
+from fedkeel.core.trial import trial_upload
 from fedkeel.deploy.client import digest, unsent
 from fedkeel.deploy.messages import FACTS, NEW, Order, Refused, Reply, Task, arrays_of, count_bytes, to_arrays, to_record
 from fedkeel.deploy.roster import Roster, exchange
@@ -95,7 +95,7 @@ class Exchanges:
             self.t, self.told = jobs.t, {"answered": [], "fresh": [], "bytes_up": 0, "bytes_down": 0}
         self.told["answered"] = []
         S, b = len(jobs.ids), len(jobs.buffers)
-        up = dry_run(self.work.algo, jobs.stage, self.work.objective.model.layers, self.work.objective.model.dtype)
+        up = trial_upload(self.work.algo, jobs.stage, self.work.objective.model.layers, self.work.objective.model.dtype)
         uploads = Uploads(Stack(up, S).record, torch.zeros(S, b).double(), torch.zeros(S).double(), {}, {}, self.told)
         answers = Answers(self, jobs, up, uploads)
         least, end = min(self.flower.min_clients, S), None

@@ -18,7 +18,8 @@ from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.one_client import OneClient, Workspace
 from fedkeel.core.records import check_finite
 from fedkeel.core.steps import Objective
-from fedkeel.core.trial import dry_run, stages
+from fedkeel.core.torch_private import version
+from fedkeel.core.trial import exchanges_of, trial_upload
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.inputs import model_input
@@ -122,7 +123,7 @@ class Work:
     def uploads(self) -> dict[str, Any]:
         """What a client sends in each stage that the method has; only shapes and dtypes mean anything."""
         algo, model = self.algo, self.objective.model
-        return {stage: dry_run(algo, stage, model.layers, model.dtype) for stage in stages(algo)}
+        return {stage: trial_upload(algo, stage, model.layers, model.dtype) for stage in exchanges_of(algo)}
 
     def batch_numbers(self, t: int, client: int, K: int) -> tuple[np.ndarray, list[int]]:
         n = self.fed.size(client)
@@ -183,14 +184,15 @@ class Work:
         )
         batches = self._batches(t, client, K, samples or next(self.samples(t, [client], [K])))
         steps = OneClient(self.objective, t, batches, lambda: self.all_of(client), self.workspace, roles)
+        steps.seeds = lambda: [seeding.method_seed(self.seed, t, client)]
         if model.has_buffers:
             model.write_buffers(mem.values if model.private else buffers)
         given = [
-            (name, z, z._version) for record in (down, mem) if record is not None for name, z in record._asdict().items()
+            (name, z, version(z)) for record in (down, mem) if record is not None for name, z in record._asdict().items()
         ]
         up, new = getattr(self.algo.at(t, self.lr_decay), stage)(down, None if model.private else mem, steps)
-        for name, z, version in given:
-            if z._version != version:  # the next client would find it changed
+        for name, z, before in given:
+            if version(z) != before:  # the next client would find it changed
                 raise ValueError(f"{name} was changed in place, which is not this client's own; steps.copy makes a copy")
         if model.private:
             new = Private(model.read_buffers())

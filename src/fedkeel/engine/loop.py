@@ -80,7 +80,8 @@ class Trainer:
         self.metrics = metrics
         self.N, self.S = len(fed), settings.largest_cohort(len(fed))
         K, fewest = float(settings.steps_of(fed.sizes).mean()), settings.smallest_cohort(self.N)
-        self.given, self.algo = algo, algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest))
+        plan = Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers)
+        self.given, self.algo = algo, algo.plan(plan)
         settings.check_decay(self.algo)
         self.work = Work(self.algo, fed, objective, settings.seed, settings.batch_size, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()
@@ -192,7 +193,7 @@ class Trainer:
         if error := self._too_few(jobs.stage, jobs.t, len(jobs.ids), faults):
             for slot in uploads.slots.values():
                 self.store.discard(slot)
-            if jobs.stage != "client" or not self.algo.surveys(jobs.t):  # or the round's `prepare` would be done twice
+            if jobs.stage != "client" or not self.algo.surveys(jobs.t):  # or the round's `survey_server` would be done twice
                 self._checkpoint(due=True)
             raise error from uploads.cause
 

@@ -19,7 +19,7 @@ from fedkeel.core.algorithm import Algorithm, Plan
 from fedkeel.core.flat import Layers
 from fedkeel.core.one_client import OneClient
 from fedkeel.core.round import Round
-from fedkeel.core.trial import dry_run
+from fedkeel.core.trial import trial_upload
 from fedkeel.engine.client_work import Work
 from fedkeel.engine.evaluation import at_a_time, evaluating, scores
 from fedkeel.engine.state.store import Store
@@ -74,7 +74,7 @@ def _has_memory(algo: Algorithm) -> bool:
 
 def _uploads_dx(algo: Algorithm) -> bool:
     planned = algo.plan(Plan(N=1, S=1, K=1.0, T=1))
-    return hasattr(dry_run(planned, "client", Layers([2, 1]), torch.float32), "dx")
+    return hasattr(trial_upload(planned, "client", Layers([2, 1]), torch.float32), "dx")
 
 
 def measure(names: Sequence[str], seen: Seen) -> dict[str, float]:

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-SAMPLING, BATCHES, ROLES, MODEL, AUGMENT = range(5)
+SAMPLING, BATCHES, ROLES, MODEL, AUGMENT, METHOD = range(6)
 
 
 def generator(seed: int, stream: int, t: int, client: int = 0) -> np.random.Generator:
@@ -32,6 +32,11 @@ def batch_order(rng: np.random.Generator, n: int, K: int, batch: int) -> tuple[n
     sizes = ([batch] * (n // batch) + ([n % batch] if n % batch else [])) * epochs
     sizes = sizes[:K]
     return order[: sum(sizes)], sizes
+
+
+def method_seed(seed: int, t: int, client: int) -> int:
+    """Seeds what a method draws in its local steps (`steps.random`)."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {METHOD} {t} {client}".encode(), digest_size=7).digest())
 
 
 def model_seed(seed: int, t: int, client: int) -> int:

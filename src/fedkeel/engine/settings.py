@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.hyperparameters import is_number, plain
+from fedkeel.core.hyperparameters import is_number, python_number
 from fedkeel.engine import seeding
 from fedkeel.errors import nearest, refuse
 
@@ -37,7 +37,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
+            object.__setattr__(self, field.name, python_number(getattr(self, field.name)))
         object.__setattr__(self, "cohort", _plain_cohort(self.cohort))
         _whole("rounds", self.rounds, 1)
         _whole("seed", self.seed, 0, bits=64)
@@ -133,7 +133,7 @@ def check_store(store: str) -> None:
 
 def check_workers(workers: int | None, timeout: float | None) -> tuple[int | None, float | None]:
     """Both as Python's own numbers."""
-    workers, timeout = plain(workers), plain(timeout)
+    workers, timeout = python_number(workers), python_number(timeout)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise refuse("workers", workers, "a whole number >= 1, or None for one per core")
     if timeout is not None and (not is_number(timeout) or timeout <= 0):

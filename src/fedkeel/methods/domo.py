@@ -18,6 +18,10 @@ class Server(NamedTuple):
     m: Tensor  # [d] momentum, in units of a gradient
 
 
+class Down(NamedTuple):
+    z: Tensor  # [d] where clients start: x moved along the momentum
+
+
 class Up(NamedTuple):
     dz: Tensor  # [d] local model minus z
 
@@ -54,7 +58,7 @@ class DOMO(Algorithm):
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x=x, z=x, m=torch.zeros_like(x)), None
 
-    def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
+    def client(self, down: Down, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.z)
         u = steps.zeros()
         for grad in steps:

@@ -78,7 +78,7 @@ class FAFED(Algorithm):
         grad = next(iter(steps))
         return First(g=grad(down.x).clone()), Client(x_prev=steps.copy(down.x))
 
-    def begin(self, s: Server, up: First, r: Round) -> Server:
+    def warmup_server(self, s: Server, up: First, r: Round) -> Server:
         m = s.m + r.share(up.g)
         v = s.v + r.share(up.g**2)
         return Server(x=s.x - self.lr * m if r.last else s.x, m=m, v=v)  # all clients are asked at x_0

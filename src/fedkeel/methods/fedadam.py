@@ -18,6 +18,10 @@ class Server(NamedTuple):
     v: Tensor  # [d] second moment of it
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
 
@@ -52,7 +56,7 @@ class FedAdam(Algorithm):
         v0 = self.tau**2 if self.v0 is None else self.v0
         return Server(x=x, m=torch.zeros_like(x), v=torch.full_like(x, v0)), None
 
-    def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
+    def client(self, down: Down, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
             grad.descend(w, self.lr)

@@ -19,6 +19,11 @@ class Server(NamedTuple):
     v: Tensor  # [d] second moment of it
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+    g: Tensor  # [d] mean direction of the last round
+
+
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
 
@@ -56,7 +61,7 @@ class FedAdamAmended(Algorithm):
         v0 = self.tau**2 if self.v0 is None else self.v0
         return Server(x=x, g=torch.zeros_like(x), m=torch.zeros_like(x), v=torch.full_like(x, v0)), None
 
-    def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
+    def client(self, down: Down, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
             u = grad(w).mul_(self.alpha).add_(down.g, alpha=1 - self.alpha)

@@ -19,6 +19,10 @@ class Server(NamedTuple):
     v_hat: Tensor  # [d] largest second moment so far, at least eps
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
 
@@ -55,7 +59,7 @@ class FedAMS(Algorithm):
         zero = torch.zeros_like(x)
         return Server(x=x, m=zero, v=zero, v_hat=torch.full_like(x, self.eps)), None
 
-    def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
+    def client(self, down: Down, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
             grad.descend(w, self.lr)

@@ -17,6 +17,10 @@ class Server(NamedTuple):
     m: Tensor  # [d] momentum of the mean displacement
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
 
@@ -47,7 +51,7 @@ class FedAvgM(Algorithm):
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x=x, m=torch.zeros_like(x)), None
 
-    def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
+    def client(self, down: Down, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
             grad.descend(w, self.lr)

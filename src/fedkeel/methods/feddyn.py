@@ -17,6 +17,10 @@ class Server(NamedTuple):
     h: Tensor  # [d] the mean of all clients' lam
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Client(NamedTuple):
     lam: Tensor  # [d] estimate of the local gradient at this client's last local model
 
@@ -51,7 +55,7 @@ class FedDyn(Algorithm):
     def init(self, x: Tensor) -> tuple[Server, Client]:
         return Server(x=x, h=torch.zeros_like(x)), Client(lam=torch.zeros_like(x))
 
-    def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
+    def client(self, down: Down, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         for grad in steps:
             u = grad(w).sub_(mem.lam).add_(w - down.x, alpha=self.alpha)

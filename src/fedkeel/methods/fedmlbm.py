@@ -18,6 +18,10 @@ class Server(NamedTuple):
     m: Tensor  # [d] momentum of the mean displacement
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
 
@@ -54,7 +58,7 @@ class FedMLBM(Algorithm):
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x=x, m=torch.zeros_like(x)), None
 
-    def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
+    def client(self, down: Down, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
             # The loss is that of the main path, which so far counts once, and not lam1 times.

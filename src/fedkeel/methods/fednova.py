@@ -17,6 +17,10 @@ class Server(NamedTuple):
     u: Tensor  # [d] slow momentum; empty while beta is 0
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
     a: Tensor  # [1] how often this client's gradients count in dx: K for plain SGD
@@ -56,7 +60,7 @@ class FedNova(Algorithm):
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x=x, u=torch.zeros_like(x if self.beta else x[:0])), None
 
-    def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
+    def client(self, down: Down, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         u = steps.zeros()
         q = a = 0.0

@@ -24,6 +24,10 @@ class Server(NamedTuple):
     since: Tensor  # [m] the round in which it was put in
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Client(NamedTuple):
     x_old: Tensor  # [d] final local model of this client's last round, x^0 before its first
 
@@ -78,7 +82,7 @@ class GradMA(Algorithm):
     def init(self, x: Tensor) -> tuple[Server, Client]:
         return Server(x, torch.zeros_like(x), *Memory.empty(x, self.memory)), Client(x_old=x)
 
-    def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
+    def client(self, down: Down, mem: Client, steps: Steps) -> tuple[Up, Client]:
         x_old = mem.x_old if self.old_model == "last_local" else down.x
         w = worker_update(down.x, x_old, steps, self.lr)
         return Up(dx=w - down.x), Client(x_old=w)

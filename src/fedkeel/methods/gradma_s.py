@@ -24,6 +24,10 @@ class Server(NamedTuple):
     since: Tensor  # [m] the round in which it was put in
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
 
@@ -71,7 +75,7 @@ class GradMAS(Algorithm):
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x, torch.zeros_like(x), *Memory.empty(x, self.memory)), None
 
-    def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
+    def client(self, down: Down, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
             grad.descend(w, self.lr)

@@ -18,6 +18,10 @@ class Server(NamedTuple):
     m: Tensor  # [d] momentum of D
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Client(NamedTuple):
     u: Tensor  # [d] displacement of this client's last round
 
@@ -53,7 +57,7 @@ class MIFAM(Algorithm):
     def init(self, x: Tensor) -> tuple[Server, Client]:
         return Server(x=x, D=torch.zeros_like(x), m=torch.zeros_like(x)), Client(u=torch.zeros_like(x))
 
-    def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
+    def client(self, down: Down, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         for grad in steps:
             grad.descend(w, self.lr)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
-from fedkeel.core.hyperparameters import hp
+from fedkeel.core.hyperparameters import hp, planned
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.mime import BASES, Base
@@ -51,7 +51,7 @@ class Mime(Algorithm):
     UNCONFIRMED: the table, and Adam's constants.
     """
 
-    lr: float = hp(None, "eta_l, local step size; None: 0.1, or 0.01 for adam", above=0)
+    lr: float | None = hp(None, "eta_l, local step size; None: 0.1, or 0.01 for adam", above=0)
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
     base: str = hp("sgdm", "the optimiser that is mimicked", choices=BASES)
     beta: float = hp(0.9, "momentum of base sgdm", least=0, below=1)
@@ -76,7 +76,7 @@ class Mime(Algorithm):
     def survey(self, down: Server, mem: None, steps: Steps) -> tuple[Survey, None]:
         return Survey(g=steps.full_grad(down.x)), None
 
-    def prepare(self, s: Server, up: Survey, r: Round) -> Server:
+    def survey_server(self, s: Server, up: Survey, r: Round) -> Server:
         c = r.avg(up.g)
         return s._replace(c=c, v=c**2 if self.base == "adam" and r.t == 0 else s.v)
 
@@ -84,7 +84,7 @@ class Mime(Algorithm):
         w = steps.copy(down.x)
         for grad in steps:
             u = grad(w).sub_(grad(down.x)).add_(down.c)
-            w.sub_(self.optimiser.step(steps.clip(u), down.m, down.v), alpha=self.lr)
+            w.sub_(self.optimiser.step(steps.clip(u), down.m, down.v), alpha=planned(self.lr))
         return Up(dx=w - down.x), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

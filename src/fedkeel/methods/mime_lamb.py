@@ -19,6 +19,11 @@ class Server(NamedTuple):
     v: Tensor  # [d] second moment of the mean gradient at x
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+    v_hat: Tensor  # [d] largest second moment so far
+
+
 class Client(NamedTuple):
     m: Tensor  # [d] first moment after this client's last round
 
@@ -63,7 +68,7 @@ class MimeLAMB(Algorithm):
         server = Server(x=x, v_hat=torch.full_like(x, self.eps), v=torch.zeros_like(x))
         return server, Client(m=torch.zeros_like(x))
 
-    def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
+    def client(self, down: Down, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w, m = steps.copy(down.x), steps.copy(mem.m)
         root = down.v_hat.sqrt()
         for grad in steps:

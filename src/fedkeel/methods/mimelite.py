@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
-from fedkeel.core.hyperparameters import hp
+from fedkeel.core.hyperparameters import hp, planned
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.mime import BASES, Base
@@ -49,7 +49,7 @@ class MimeLite(Algorithm):
     UNCONFIRMED: the table, and Adam's constants. The GradMA paper does not name the base of its MimeLite; sgdm is assumed.
     """
 
-    lr: float = hp(None, "eta_l, local step size; None: 0.1, or 0.01 for adam", above=0)
+    lr: float | None = hp(None, "eta_l, local step size; None: 0.1, or 0.01 for adam", above=0)
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
     base: str = hp("sgdm", "the optimiser that is mimicked", choices=BASES)
     beta: float = hp(0.9, "momentum of base sgdm", least=0, below=1)
@@ -74,13 +74,13 @@ class MimeLite(Algorithm):
     def survey(self, down: Server, mem: None, steps: Steps) -> tuple[Survey, None]:
         return Survey(g=steps.full_grad(down.x)), None
 
-    def prepare(self, s: Server, up: Survey, r: Round) -> Server:
+    def survey_server(self, s: Server, up: Survey, r: Round) -> Server:
         return s._replace(v=r.avg(up.g) ** 2)
 
     def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
-            w.sub_(self.optimiser.step(steps.clip(grad(w)), down.m, down.v), alpha=self.lr)
+            w.sub_(self.optimiser.step(steps.clip(grad(w)), down.m, down.v), alpha=planned(self.lr))
         return Up(dx=w - down.x, g=w[..., :0] if self.base == "sgd" else steps.full_grad(down.x)), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

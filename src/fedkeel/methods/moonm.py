@@ -18,6 +18,10 @@ class Server(NamedTuple):
     m: Tensor  # [d] momentum of the mean displacement
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Client(NamedTuple):
     x_prev: Tensor  # [d] this client's last local model
     seen: Tensor  # [1] 1 once there is one
@@ -56,7 +60,7 @@ class MOONM(Algorithm):
     def init(self, x: Tensor) -> tuple[Server, Client]:
         return Server(x=x, m=torch.zeros_like(x)), Client(x_prev=x, seen=x.new_zeros(1))
 
-    def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
+    def client(self, down: Down, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         for grad in steps:
             # The term is switched by its weight: a client without a last model has none.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
-from fedkeel.core.hyperparameters import hp
+from fedkeel.core.hyperparameters import hp, planned
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.normalized import unit_step
@@ -19,6 +19,11 @@ class Server(NamedTuple):
     b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
     c: Tensor  # [d] control variate: the mean of all clients' c
     g: Tensor  # [d] momentum
+
+
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
 
 
 class Client(NamedTuple):
@@ -54,9 +59,9 @@ class PAdaMFed(Algorithm):
     beta is capped at 1, as the proof needs.
     """
 
-    lr: float = hp(None, "eta, length of a local step; None: 1 / (K sqrt T)", above=0)
-    gamma: float = hp(None, "server step; None: (S K)^(1/4) / T^(3/4)", above=0)
-    beta: float = hp(None, "weight of the corrected gradient; None: sqrt(S K / T), at most 1", above=0, most=1)
+    lr: float | None = hp(None, "eta, length of a local step; None: 1 / (K sqrt T)", above=0)
+    gamma: float | None = hp(None, "server step; None: (S K)^(1/4) / T^(3/4)", above=0)
+    beta: float | None = hp(None, "weight of the corrected gradient; None: sqrt(S K / T), at most 1", above=0, most=1)
     start: str = hp("warmup", "first control variates: a mean gradient of every client, or zero", choices=("warmup", "zero"))
 
     def plan(self, p: Plan) -> Self:  # Theorem 1
@@ -71,26 +76,28 @@ class PAdaMFed(Algorithm):
     def warms_up(self) -> bool:
         return self.start == "warmup"
 
-    def warmup(self, down: Server, mem: Client, steps: Steps) -> tuple[Client, Client]:
+    def warmup(self, down: Down, mem: Client, steps: Steps) -> tuple[Client, Client]:
         return mean_gradient(down.x, steps, Client)
 
-    def begin(self, s: Server, up: Client, r: Round) -> Server:
+    def warmup_server(self, s: Server, up: Client, r: Round) -> Server:
         c = s.c + r.share(up.c)
         return Server(x=s.x, b=c, c=c, g=c)
 
-    def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
+    def client(self, down: Down, mem: Client, steps: Steps) -> tuple[Up, Client]:
+        lr, beta = planned(self.lr), planned(self.beta)
         w = steps.copy(down.x)
-        drift = down.b - self.beta * mem.c
+        drift = down.b - beta * mem.c
         c_new = steps.zeros()
         for grad in steps:
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)  # line 10
-            u = torch.add(drift, g, alpha=self.beta, out=g)  # line 7: beta (g - c_i + c) + (1 - beta) momentum
-            unit_step(w, u, self.lr)
+            u = torch.add(drift, g, alpha=beta, out=g)  # line 7: beta (g - c_i + c) + (1 - beta) momentum
+            unit_step(w, u, lr)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
-        x = s.x + self.gamma / (self.lr * r.K_mean) * r.avg(up.dx)
-        g = self.beta * (r.avg(up.dc) + s.c) + (1 - self.beta) * s.g
+        lr, gamma, beta = planned(self.lr), planned(self.gamma), planned(self.beta)
+        x = s.x + gamma / (lr * r.K_mean) * r.avg(up.dx)
+        g = beta * (r.avg(up.dc) + s.c) + (1 - beta) * s.g
         c = s.c + r.share(up.dc)
-        return Server(x=x, b=self.beta * c + (1 - self.beta) * g, c=c, g=g)
+        return Server(x=x, b=beta * c + (1 - beta) * g, c=c, g=g)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
-from fedkeel.core.hyperparameters import hp
+from fedkeel.core.hyperparameters import hp, planned
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.normalized import unit_step
@@ -20,6 +20,12 @@ class Server(NamedTuple):
     b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
     c: Tensor  # [d] control variate: the mean of all clients' c
     g: Tensor  # [d] momentum: the mean direction of the last round
+
+
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+    x_prev: Tensor  # [d] global model of the round before
+    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
 
 
 class Client(NamedTuple):
@@ -57,9 +63,9 @@ class PAdaMFedVR(Algorithm):
     beta of Theorem 2 is capped at 1, which it exceeds where S K > T^2.
     """
 
-    lr: float = hp(None, "eta, length of a local step; None: 1 / (K T)", above=0)
-    gamma: float = hp(None, "server step; None: (S K)^(1/3) / T^(2/3)", above=0)
-    beta: float = hp(None, "weight of the new direction; None: as gamma, at most 1", above=0, most=1)
+    lr: float | None = hp(None, "eta, length of a local step; None: 1 / (K T)", above=0)
+    gamma: float | None = hp(None, "server step; None: (S K)^(1/3) / T^(2/3)", above=0)
+    beta: float | None = hp(None, "weight of the new direction; None: as gamma, at most 1", above=0, most=1)
     variant: str = hp("proof", "the momentum: mean direction, or line 16 as printed", choices=("proof", "listing"))
     start: str = hp("warmup", "first control variates: a mean gradient of every client, or zero", choices=("warmup", "zero"))
 
@@ -75,28 +81,30 @@ class PAdaMFedVR(Algorithm):
     def warms_up(self) -> bool:
         return self.start == "warmup"
 
-    def warmup(self, down: Server, mem: Client, steps: Steps) -> tuple[Client, Client]:
+    def warmup(self, down: Down, mem: Client, steps: Steps) -> tuple[Client, Client]:
         return mean_gradient(down.x, steps, Client)
 
-    def begin(self, s: Server, up: Client, r: Round) -> Server:
+    def warmup_server(self, s: Server, up: Client, r: Round) -> Server:
         c = s.c + r.share(up.c)
         return s._replace(b=c, c=c, g=c)
 
-    def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
+    def client(self, down: Down, mem: Client, steps: Steps) -> tuple[Up, Client]:
+        lr, beta = planned(self.lr), planned(self.beta)
         w = steps.copy(down.x)
-        drift = down.b - self.beta * mem.c
+        drift = down.b - beta * mem.c
         c_new, u_mean = steps.zeros(), steps.zeros()
         for grad in steps:
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)
-            u = g.add_(drift).sub_(grad(down.x_prev), alpha=1 - self.beta)  # line 7
+            u = g.add_(drift).sub_(grad(down.x_prev), alpha=1 - beta)  # line 7
             u_mean.add_(u, alpha=1 / steps.K)
-            unit_step(w, u, self.lr)
+            unit_step(w, u, lr)
         u_mean = u_mean if self.variant == "proof" else u_mean[..., :0]
         return Up(dx=w - down.x, dc=c_new - mem.c, u=u_mean), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
-        x = s.x + self.gamma / (self.lr * r.K_mean) * r.avg(up.dx)
-        g = r.avg(up.u) if self.variant == "proof" else self.beta * (r.avg(up.dc) + s.c) + (1 - self.beta) * s.g
+        lr, gamma, beta = planned(self.lr), planned(self.gamma), planned(self.beta)
+        x = s.x + gamma / (lr * r.K_mean) * r.avg(up.dx)
+        g = r.avg(up.u) if self.variant == "proof" else beta * (r.avg(up.dc) + s.c) + (1 - beta) * s.g
         c = s.c + r.share(up.dc)
-        return Server(x=x, x_prev=s.x, b=self.beta * c + (1 - self.beta) * g, c=c, g=g)
+        return Server(x=x, x_prev=s.x, b=beta * c + (1 - beta) * g, c=c, g=g)

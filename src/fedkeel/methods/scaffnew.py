@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
-from fedkeel.core.hyperparameters import hp
+from fedkeel.core.hyperparameters import hp, planned
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.participation import need_everyone
@@ -50,7 +50,7 @@ class Scaffnew(Algorithm):
     """
 
     lr: float = hp(0.1, "gamma, step size", above=0)
-    p: float = hp(None, "probability to communicate after a step; None: 1 / K", above=0, most=1)
+    p: float | None = hp(None, "probability to communicate after a step; None: 1 / K", above=0, most=1)
     schedule: str = hp("geometric", "steps of a round: drawn, or always 1 / p", choices=("geometric", "fixed"))
     allow_partial: bool = hp(False, "run although some clients sit out rounds, which the method is not made for")
 
@@ -62,7 +62,8 @@ class Scaffnew(Algorithm):
         return Server(x=x), Client(h=torch.zeros_like(x), w=x, rate=x.new_zeros(1))
 
     def draw(self, rng: np.random.Generator, ids: Sequence[int]) -> dict[str, np.ndarray]:
-        K = rng.geometric(self.p) if self.schedule == "geometric" else round(1 / self.p)
+        p = planned(self.p)
+        K = rng.geometric(p) if self.schedule == "geometric" else round(1 / p)
         return {"K": np.full(len(ids), K)}
 
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
@@ -70,7 +71,7 @@ class Scaffnew(Algorithm):
         h = mem.h + mem.rate * (down.x - mem.w)
         for grad in steps:
             w.sub_(steps.clip(grad(w).sub_(h)), alpha=self.lr)
-        return Up(dx=w - down.x), Client(h=h, w=w, rate=torch.full_like(mem.rate, self.p / self.lr))
+        return Up(dx=w - down.x), Client(h=h, w=w, rate=torch.full_like(mem.rate, planned(self.p) / self.lr))
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
         return Server(x=s.x + r.avg(up.dx))

@@ -21,6 +21,12 @@ class Server(NamedTuple):
     g: Tensor  # [d] momentum: the mean direction of the last round
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+    x_prev: Tensor  # [d] global model of the round before
+    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
+
+
 class Client(NamedTuple):
     c: Tensor  # [d] this client's mean gradient of its last round
 
@@ -67,14 +73,14 @@ class ScaffoldMVR(Algorithm):
     def warms_up(self) -> bool:
         return self.start == "warmup"
 
-    def warmup(self, down: Server, mem: Client, steps: Steps) -> tuple[Client, Client]:
+    def warmup(self, down: Down, mem: Client, steps: Steps) -> tuple[Client, Client]:
         return mean_gradient(down.x, steps, Client)
 
-    def begin(self, s: Server, up: Client, r: Round) -> Server:
+    def warmup_server(self, s: Server, up: Client, r: Round) -> Server:
         c = s.c + r.share(up.c)
         return s._replace(b=c, c=c, g=c)
 
-    def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
+    def client(self, down: Down, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         drift = down.b - self.beta * mem.c
         c_new = steps.zeros()

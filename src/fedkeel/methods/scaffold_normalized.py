@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
-from fedkeel.core.hyperparameters import hp
+from fedkeel.core.hyperparameters import hp, planned
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.normalized import unit_step
@@ -49,8 +49,8 @@ class ScaffoldNormalized(Algorithm):
     Differs from the paper: it gives no step sizes for this ablation, so PAdaMFed's are used.
     """
 
-    lr: float = hp(None, "eta, length of a local step; None: 1 / (K sqrt T)", above=0)
-    gamma: float = hp(None, "server step; None: (S K)^(1/4) / T^(3/4)", above=0)
+    lr: float | None = hp(None, "eta, length of a local step; None: 1 / (K sqrt T)", above=0)
+    gamma: float | None = hp(None, "server step; None: (S K)^(1/4) / T^(3/4)", above=0)
     start: str = hp("warmup", "first control variates: a mean gradient of every client, or zero", choices=("warmup", "zero"))
 
     def plan(self, p: Plan) -> Self:
@@ -66,18 +66,20 @@ class ScaffoldNormalized(Algorithm):
     def warmup(self, down: Server, mem: Client, steps: Steps) -> tuple[Client, Client]:
         return mean_gradient(down.x, steps, Client)
 
-    def begin(self, s: Server, up: Client, r: Round) -> Server:
+    def warmup_server(self, s: Server, up: Client, r: Round) -> Server:
         return Server(x=s.x, c=s.c + r.share(up.c))
 
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
+        lr = planned(self.lr)
         w = steps.copy(down.x)
         drift = down.c - mem.c
         c_new = steps.zeros()
         for grad in steps:
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)
-            unit_step(w, g.add_(drift), self.lr)
+            unit_step(w, g.add_(drift), lr)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
-        return Server(x=s.x + self.gamma / (self.lr * r.K_mean) * r.avg(up.dx), c=s.c + r.share(up.dc))
+        lr, gamma = planned(self.lr), planned(self.gamma)
+        return Server(x=s.x + gamma / (lr * r.K_mean) * r.avg(up.dx), c=s.c + r.share(up.dc))

@@ -17,6 +17,10 @@ class Server(NamedTuple):
     u: Tensor  # [d] slow momentum, in units of a gradient
 
 
+class Down(NamedTuple):
+    x: Tensor  # [d] global model
+
+
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
 
@@ -50,7 +54,7 @@ class SlowMo(Algorithm):
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x=x, u=torch.zeros_like(x)), None
 
-    def client(self, down: Server, mem: None, steps: Steps) -> tuple[Up, None]:
+    def client(self, down: Down, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         z = steps.zeros()
         for grad in steps:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from fedkeel.core.many_clients import ManyClients, ManyOracle
 from fedkeel.core.one_client import at_once
 from fedkeel.core.records import check_finite
+from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
+from fedkeel.engine import seeding
 from fedkeel.engine.client_work import Jobs, Stack, Uploads, Work, stacked
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import NotFinite, describe
@@ -92,6 +94,7 @@ class Vectorized:
         steps = ManyClients(
             work.objective, jobs.t, self.oracle, len(ids), batches, lambda: self._everything(ids), SimpleNamespace(**roles)
         )
+        steps.seeds = lambda: [seeding.method_seed(work.seed, jobs.t, client) for client in ids]
         up, new = getattr(work.algo.at(jobs.t, work.lr_decay), jobs.stage)(jobs.down, mem, steps)
         losses = torch.stack(steps.losses).double().mean(0) if steps.losses else torch.full((len(ids),), torch.nan)
         return up, new, losses
@@ -169,9 +172,9 @@ def cannot_vectorize(module: nn.Module) -> str | None:
     if hasattr(module, "one_by_one"):  # the model itself says why
         return str(module.one_by_one)
     for part in module.modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+        if isinstance(part, DROPOUTS) and part.p > 0:
             return "its dropout would draw other numbers than one client at a time"
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if isinstance(part, BATCH_NORMS):
             return f"{type(part).__name__} would see the padding of short batches"
         if isinstance(part, nn.RNNBase):
             return f"torch has no batching rule for {type(part).__name__} layers and would run them several times slower"
