@@ -152,7 +152,7 @@ def resolve(config: RunConfig) -> RunConfig:
 
     from fedkeel.core.algorithm import Plan
     from fedkeel.core.registry import make
-    from fedkeel.engine.metrics import check as check_metrics
+    from fedkeel.engine.metric_names import check_metrics
     from fedkeel.engine.settings import Settings, check_engine
 
     algo = make(config.algorithm, **config.hyperparameters)
