@@ -17,7 +17,7 @@ from rich.progress import track
 
 import fedkeel as fk
 from fedkeel.core.registry import lookup
-from fedkeel.engine.runners.auto import cores
+from fedkeel.engine.machine import cores
 from fedkeel.models import make_model
 
 ROUNDS, SEEDS = 100, (0, 1, 2)

@@ -26,7 +26,7 @@ import fedkeel as fk
 import methods
 from fedkeel.core.dense_gradients import Dense
 from fedkeel.core.one_client import OneClient, OneGrad
-from fedkeel.engine.client_work import Work
+from fedkeel.engine.client_work import ClientWork
 from fedkeel.engine.runners.processes import Processes
 
 PAGE = Path(__file__).parents[1] / "results" / "profile.md"
@@ -34,7 +34,7 @@ W = WORKLOADS["a"]
 PLACES = {
     "gradients": [(Dense, "gradient"), (OneClient, "backward")],
     "losses": [(OneGrad, "loss")],
-    "clients": [(Work, "one")],
+    "clients": [(ClientWork, "run_client")],
 }
 SKIP, ROUNDS = 5, 60  # rounds that do not count; of a run with two workers
 
@@ -42,13 +42,13 @@ SKIP, ROUNDS = 5, 60  # rounds that do not count; of a run with two workers
 def two_workers(fed: fk.Federation) -> str:
     """What the parts of a round take, as shares of the round: medians over the rounds."""
     begun = np.frombuffer(RawArray("d", 2 * W.cohort)).reshape(W.cohort, 2)  # and ended, of every client of the round
-    work_on, run = Processes._work_on, Processes.run
+    work_on, run = Processes._run_client, Processes.run
     rounds: list[tuple[float, float, np.ndarray]] = []
 
     def timed_work(self: Processes, task: Any, samples: Any) -> str | None:
         start = time.perf_counter()
         fault = work_on(self, task, samples)
-        begun[task.position] = start, time.perf_counter()
+        begun[task.task.position] = start, time.perf_counter()
         return fault
 
     def timed_run(self: Processes, jobs: Any) -> Any:
@@ -64,11 +64,11 @@ def two_workers(fed: fk.Federation) -> str:
         )  # fmt: skip
         return [row["seconds"] for row in found.history][SKIP:]
 
-    Processes._work_on, Processes.run = timed_work, timed_run  # type: ignore[method-assign]
+    Processes._run_client, Processes.run = timed_work, timed_run  # type: ignore[method-assign]
     try:
         alone, together = train("sequential"), train("processes", workers=2)
     finally:
-        Processes._work_on, Processes.run = work_on, run  # type: ignore[method-assign]
+        Processes._run_client, Processes.run = work_on, run  # type: ignore[method-assign]
     parts: dict[str, list[float]] = {}
     for (start, end, seen), (after, *_) in zip(rounds[SKIP:], rounds[SKIP + 1 :], strict=False):
         whole, busy, span = after - start, (seen[:, 1] - seen[:, 0]).sum() / 2, seen[:, 1].max() - seen[:, 0].min()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from workloads import LR, WORKLOADS, arrays
 
 from fedkeel.engine.allocator import keep_freed_memory
-from fedkeel.engine.runners.processes import die_with
+from fedkeel.engine.forked import die_with
 
 READY = 4  # rounds whose batches are made ahead, so that they do not all lie in the cache
 

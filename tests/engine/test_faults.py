@@ -26,7 +26,8 @@ from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
 from fedkeel.engine import loop
-from fedkeel.engine.runners.processes import Task, in_portions
+from fedkeel.engine.client_work import ClientTask
+from fedkeel.engine.runners.processes import StoredTask, in_portions
 from fedkeel.engine.state.shared_memory import Tickets
 from fedkeel.errors import StorageError
 from fedkeel.files import write_atomically
@@ -396,13 +397,16 @@ def test_a_machine_on_which_no_worker_can_live(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("S", [1, 2, 3, 10, 100])
 def test_portions_hold_every_client_once_and_leave_enough_to_share(S: int, workers: int) -> None:
-    tasks = [Task(position, "client", 0, 7 * position, 1 + position % 4, {}, None, None) for position in range(S)]
+    tasks = [
+        StoredTask(ClientTask("client", 0, 7 * position, 1 + position % 4, {}, position), None, None)
+        for position in range(S)
+    ]
     portions = in_portions(tasks, workers)
-    assert sorted(task.position for portion in portions for task in portion) == list(range(S))
+    assert sorted(stored.task.position for portion in portions for stored in portion) == list(range(S))
     assert all(portions)
     assert max(map(len, portions)) <= max(1, 2 * S / (3 * workers))
     alone = [portion for portion in portions if len(portion) == 1]
-    assert [portion[0].K for portion in alone] == sorted((portion[0].K for portion in alone), reverse=True)
+    assert [portion[0].task.K for portion in alone] == sorted((portion[0].task.K for portion in alone), reverse=True)
 
 
 def test_every_ticket_is_drawn_once() -> None:

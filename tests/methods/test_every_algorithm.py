@@ -18,8 +18,8 @@ from fedkeel.core.flat import Layers
 from fedkeel.core.records import down_record
 from fedkeel.core.registry import algorithms, lookup
 from fedkeel.core.trial import trial_upload
-from fedkeel.engine.client_work import Work
-from fedkeel.engine.metrics import check as check_metrics
+from fedkeel.engine.client_work import ClientTask, ClientWork
+from fedkeel.engine.metric_names import check_metrics
 from fedkeel.engine.settings import Settings
 from fedkeel.engine.train import make_flat
 from tests.tasks import (
@@ -61,7 +61,7 @@ class Watched:
         self.flat = make_flat(small_net(), 0, "cpu", dtype)
         self.algo = fk.algorithm(name, **hp).plan(Plan(N=6, S=6, K=3, T=10))
         self.settings = Settings(rounds=10, cohort=6, local_steps=3, batch_size=8)
-        self.work = Work(self.algo, self.fed, Objective(self.flat, cross_entropy), 0, 8, 1.0)
+        self.work = ClientWork(self.algo, self.fed, Objective(self.flat, cross_entropy), 0, 8, 1.0)
         self.server, self.mem = self.algo.init(self.flat.vector())
 
     @torch.no_grad()
@@ -72,7 +72,9 @@ class Watched:
         results = []
         for i in range(6):
             roles = {k: float(z[i]) for k, z in drawn.items()}
-            result = self.work.one(stage, t, i, int(K[i]), roles, down, self.flat.read_buffers(), mems[i])
+            result = self.work.run_client(
+                ClientTask(stage, t, i, int(K[i]), roles, i), down, self.flat.read_buffers(), mems[i]
+            )
             result.up, result.mem = copy_record(result.up), copy_record(result.mem)  # as an engine does
             results.append(result)
         return results

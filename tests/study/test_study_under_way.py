@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedkeel.engine.runners.processes import interrupts_wait
+from fedkeel.engine.forked import interrupts_wait
 from fedkeel.runs import config
 from fedkeel.runs import named as runs
 from fedkeel.runs.config import RunConfig, resolve

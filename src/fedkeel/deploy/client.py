@@ -1,4 +1,4 @@
-"""What a client does with a message: the same `Work.one` as in every engine, on its own data and its own record."""
+"""What a client does with a message: the same `ClientWork.run_client` as in every engine, on its own data and its own record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedkeel.deploy.messages import (
     to_record,
 )
 from fedkeel.engine.allocator import keep_freed_memory
-from fedkeel.engine.client_work import Private, Result, Work, one_thread
+from fedkeel.engine.client_work import ClientResult, ClientTask, ClientWork, PrivateLayers, one_thread
 from fedkeel.engine.loss import objective
 from fedkeel.engine.train import make_flat
 from fedkeel.errors import describe
@@ -82,7 +82,7 @@ def digest(record: Record | None) -> str:
 class Duty:
     """A task, ready to be worked on."""
 
-    work: Work
+    work: ClientWork
     initial: Any  # the record of a new client
     down: Any  # a record of the form in which the server sends
     buffers: Tensor  # [b] of a new model
@@ -131,7 +131,7 @@ class Node:
         down = to_record(arrays_of(content, "down"), duty.down)
         buffers = duty.buffers
         if not duty.private:
-            buffers = to_record(arrays_of(content, "buffers"), Private(buffers)).values
+            buffers = to_record(arrays_of(content, "buffers"), PrivateLayers(buffers)).values
         memory = Memory(context, order.run, client, duty.initial) if duty.initial is not None else None
         mem = memory.read(order.base) if memory else None
         fresh = memory is not None and mem is None
@@ -139,15 +139,17 @@ class Node:
             duty.work.fed = self._own(context, client)
             drawn = json.loads(order.drawn)
             mem = duty.initial if fresh else mem
-            result = duty.work.one(order.stage, order.round, client, order.steps, drawn, down, buffers, mem)
+            # The only client of its exchange, so its position does not matter.
+            task = ClientTask(order.stage, order.round, client, order.steps, drawn, position=0)
+            result = duty.work.run_client(task, down, buffers, mem)
         if memory:
             memory.write(order.base, order.record, result.mem)
         content = self._answer(order, result, fresh, drawn)
         if not duty.private:
-            content["buffers"] = to_arrays(Private(result.buffers))
+            content["buffers"] = to_arrays(PrivateLayers(result.buffers))
         return content
 
-    def _answer(self, order: Order, result: Result, fresh: bool, drawn: dict[str, float]) -> RecordDict:
+    def _answer(self, order: Order, result: ClientResult, fresh: bool, drawn: dict[str, float]) -> RecordDict:
         loss = result.loss if self.tells_loss else float("nan")
         told = Reply(run=order.run, stage=order.stage, round=order.round, client=order.client, loss=loss, fresh=fresh)
         return RecordDict({FACTS: told.config(), "up": to_arrays(result.up, unsent(self.algorithm, drawn))})
@@ -174,14 +176,14 @@ class Node:
         check_inside(flat.module, algo.facts.needs, own)
         server, initial = algo.init(flat.vector())
         if flat.private:
-            initial = Private(flat.read_buffers())
+            initial = PrivateLayers(flat.read_buffers())
         if digest(initial) != task.start:
             raise Refused(
                 "the record of a new client is not the server's: the model must be made by the same function and torch"
             )
         goal = objective(flat, self.loss, task.weight_decay, task.clip)
         nobody = Federation(torch.zeros(1), torch.zeros(1), np.array([0, 1]))
-        work = Work(algo, nobody, goal, task.seed, task.batch_size, task.lr_decay)
+        work = ClientWork(algo, nobody, goal, task.seed, task.batch_size, task.lr_decay)
         return Duty(work, initial, down_record(algo, server), flat.read_buffers(), bool(flat.private))
 
 

@@ -24,7 +24,7 @@ from fedkeel.core.trial import trial_upload
 from fedkeel.deploy.client import digest, unsent
 from fedkeel.deploy.messages import FACTS, NEW, Order, Refused, Reply, Task, arrays_of, count_bytes, to_arrays, to_record
 from fedkeel.deploy.roster import Roster, exchange
-from fedkeel.engine.client_work import Jobs, Private, Stack, Uploads, Work
+from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, Uploads
 from fedkeel.errors import describe
 
 
@@ -73,14 +73,14 @@ class Flower:
     def __post_init__(self) -> None:
         self.store = Elsewhere()
 
-    def begin(self, work: Work, initial: Any) -> Exchanges:
+    def begin(self, work: ClientWork, initial: Any) -> Exchanges:
         return Exchanges(self, work, initial)
 
 
 class Exchanges:
     """Runs the exchanges of a run, one after the other."""
 
-    def __init__(self, flower: Flower, work: Work, initial: Any) -> None:
+    def __init__(self, flower: Flower, work: ClientWork, initial: Any) -> None:
         self.flower, self.work, self.keeps = flower, work, initial is not None
         self.task = task_of(work, digest(initial)).text()
         self.told: dict[str, Any] = {}
@@ -89,14 +89,14 @@ class Exchanges:
     def close(self) -> None:
         pass
 
-    def run(self, jobs: Jobs) -> Uploads:
+    def run(self, jobs: Exchange) -> Uploads:
         """Sends the orders of an exchange, takes the answers; again to those who failed, while too few have answered."""
         if self.t != jobs.t:  # a round may have two exchanges
             self.t, self.told = jobs.t, {"answered": [], "fresh": [], "bytes_up": 0, "bytes_down": 0}
         self.told["answered"] = []
         S, b = len(jobs.ids), len(jobs.buffers)
         up = trial_upload(self.work.algo, jobs.stage, self.work.objective.model.layers, self.work.objective.model.dtype)
-        uploads = Uploads(Stack(up, S).record, torch.zeros(S, b).double(), torch.zeros(S).double(), {}, {}, self.told)
+        uploads = Uploads(RecordStack(up, S).record, torch.zeros(S, b).double(), torch.zeros(S).double(), {}, {}, self.told)
         answers = Answers(self, jobs, up, uploads)
         least, end = min(self.flower.min_clients, S), None
         while True:
@@ -113,7 +113,7 @@ class Exchanges:
             self.flower.say(f"round {jobs.t}: client {jobs.ids[position]} is dropped: {why}")
         return uploads
 
-    def order(self, jobs: Jobs, position: int) -> Order:
+    def order(self, jobs: Exchange, position: int) -> Order:
         client, drawn = jobs.ids[position], jobs.roles(position)
         return Order(
             run=self.flower.run,
@@ -133,7 +133,7 @@ class Answers:
     """What has come back of one exchange."""
 
     exchanges: Exchanges
-    jobs: Jobs
+    jobs: Exchange
     up: Any  # an upload, for its form
     uploads: Uploads
 
@@ -141,7 +141,7 @@ class Answers:
         self.missing = set(range(len(self.jobs.ids)))
         self.private = bool(self.exchanges.work.objective.model.private)
         self.down = to_arrays(self.jobs.down)  # one for all, so that Flower sends its bytes to the SuperLink once
-        self.buffers = None if self.private else to_arrays(Private(self.jobs.buffers))
+        self.buffers = None if self.private else to_arrays(PrivateLayers(self.jobs.buffers))
 
     def gather(self) -> None:
         """Asks all that have not answered well, once."""
@@ -210,14 +210,14 @@ class Answers:
     def _buffers(self, reply: Message) -> Tensor:
         if self.private:
             return self.jobs.buffers
-        buffers: Tensor = to_record(arrays_of(reply.content, "buffers"), Private(self.jobs.buffers)).values
+        buffers: Tensor = to_record(arrays_of(reply.content, "buffers"), PrivateLayers(self.jobs.buffers)).values
         # Buffers may be infinite from the start (masks of attention), but must not become so.
         if bool((self.jobs.buffers.isfinite() & ~(buffers.abs() <= self.exchanges.flower.largest)).any()):
             raise Refused("the model's buffers are not finite, or too large")
         return buffers
 
 
-def task_of(work: Work, start: str) -> Task:
+def task_of(work: ClientWork, start: str) -> Task:
     """What clients must know of a run."""
     hyperparameters = dataclasses.asdict(work.algo)  # type: ignore[call-overload]
     objective = work.objective
@@ -235,6 +235,6 @@ def task_of(work: Work, start: str) -> Task:
     )
 
 
-def number(jobs: Jobs) -> int:
+def number(jobs: Exchange) -> int:
     """The number of the records that clients make in an exchange: larger in every later one."""
     return (jobs.t + 1) * len(STEPS) + list(STEPS).index(jobs.stage)

@@ -1,4 +1,8 @@
-"""The local work of a round: which batches a client sees, and one call of the algorithm for it."""
+"""What one client does in an exchange: fetch its batches, then one call of the method.
+
+An exchange is one trip from the server to the clients and back. A round has one exchange, or two if the method surveys its
+clients first. The warm-up before the first round is a row of exchanges, too.
+"""
 
 from __future__ import annotations
 
@@ -26,52 +30,71 @@ from fedkeel.engine.inputs import model_input
 from fedkeel.engine.state.shared_memory import ALIGN
 from fedkeel.errors import NotFinite
 
-AHEAD = 1 << 24  # bytes of samples that are fetched for several clients together, so that they stay in the cache
+FETCH_BYTES = 1 << 24  # samples of several clients are fetched together up to this size, so that they stay in the cache
+
+
+class ClientTask(NamedTuple):
+    """What one client has to do in an exchange, beside what the server sends to all."""
+
+    stage: str  # the method of the algorithm that the client runs: client, survey or warmup
+    t: int  # the round; -1 is the warm-up
+    client: int  # its number in the federation, 0 to N - 1
+    K: int  # local steps
+    roles: dict[str, float]  # what the algorithm's `draw` gave to this client
+    position: int  # its place in the exchange, 0 to S - 1: the row of its upload
 
 
 @dataclass
-class Jobs:
-    """What has to be run in a round."""
+class Exchange:
+    """What all clients of one exchange have to do."""
 
     stage: str  # the method of the algorithm that clients run: client, survey or warmup
-    t: int  # -1: the warm-up
-    ids: list[int]  # in increasing order
-    K: list[int]
-    drawn: dict[str, np.ndarray]  # [S] each
-    down: Any  # what the server sends
+    t: int  # the round; -1 is the warm-up
+    ids: list[int]  # the clients, in increasing order
+    K: list[int]  # local steps of each
+    drawn: dict[str, np.ndarray]  # the clients' roles, [S] each
+    down: Any  # the record that the server sends to all
     buffers: Tensor  # [b] the model's buffers
 
+    def task(self, position: int) -> ClientTask:
+        """The part of the client at this position."""
+        return ClientTask(self.stage, self.t, self.ids[position], self.K[position], self.roles(position), position)
+
+    def tasks(self) -> list[ClientTask]:
+        """The parts of all clients."""
+        return [self.task(position) for position in range(len(self.ids))]
+
     def roles(self, position: int) -> dict[str, float]:
-        """What was drawn for one client."""
+        """The roles of the client at this position."""
         return {name: float(z[position]) for name, z in self.drawn.items()}
 
-    def only(self, positions: Sequence[int]) -> Jobs:
-        """The same for some of the clients."""
+    def only(self, positions: Sequence[int]) -> Exchange:
+        """The same exchange with some of the clients."""
         ids, K = ([z[position] for position in positions] for z in (self.ids, self.K))
         return replace(self, ids=ids, K=K, drawn={name: z[list(positions)] for name, z in self.drawn.items()})
 
 
 @dataclass
 class Uploads:
-    """What came back. Rows of clients that failed are undefined."""
+    """What came back from the clients of an exchange. Rows of clients that failed are undefined."""
 
-    up: Any  # record of [S, ...]
+    up: Any  # record of [S, ...]; None if all clients failed
     buffers: Tensor  # [S, b]
     losses: Tensor  # [S] float64, mean loss of the client's batches
-    faults: dict[int, str]  # position -> why
-    slots: dict[int, int]  # position -> where its new record was staged
-    told: dict[str, Any] = field(default_factory=dict)  # what else the row of the round shall say
-    cause: Exception | None = None  # the first fault, where it happened in this process
+    faults: dict[int, str]  # position -> why this client failed
+    slots: dict[int, int]  # position -> the slot of the store that holds the client's new record
+    extra_columns: dict[str, Any] = field(default_factory=dict)  # further columns for this round's row of the history
+    cause: Exception | None = None  # the first fault, if it happened in this process
 
 
-class Stack:
-    """Uploads of the clients of a round as a record of [S, ...]."""
+class RecordStack:
+    """Records of S clients as one record of [S, ...]."""
 
     def __init__(self, template: Any, S: int) -> None:
         self.record = type(template)(*(z.new_empty((S, *z.shape)) for z in template))
 
     def put(self, position: int | list[int], record: Any) -> None:
-        """A client's record at its position, or a record of [n, ...] at so many positions."""
+        """Copies one client's record to its position, or a record of [n, ...] to n positions."""
         for name, target, z in zip(self.record._fields, self.record, record, strict=True):
             if z.shape[-target.dim() + 1 :] != target.shape[1:] or z.dim() + isinstance(position, int) != target.dim():
                 raise ValueError(f"{name} has shape {list(z.shape)}, others {list(target.shape[1:])}")
@@ -79,36 +102,38 @@ class Stack:
 
 
 def stacked(records: list[Any]) -> Any:
-    """Records -> one record of [S, ...]."""
+    """S records -> one record of [S, ...]."""
     fields: list[Tensor] = [torch.stack(z) for z in zip(*records, strict=True)]
     return type(records[0])(*fields)
 
 
-class Private(NamedTuple):
-    """What the engine keeps for a client whose normalisation layers never leave it."""
+class PrivateLayers(NamedTuple):
+    """The record of a client whose normalisation layers never leave it (FedBN)."""
 
     values: Tensor  # [b] parameters and statistics of the normalisation layers, float64
 
 
 class Samples(NamedTuple):
-    """The samples of all mini-batches of a client in a row, as they are stored."""
+    """The samples of all mini-batches of a client, one batch after the other, as the federation stores them."""
 
     x: Tensor
     y: Tensor
-    sizes: list[int]  # of the batches; one of all data, if every step has the same
+    sizes: list[int]  # of the batches; a single one with all data if every step sees the same batch
 
 
 @dataclass
-class Result:
-    up: Any
-    mem: Any
-    buffers: Tensor
-    loss: float
+class ClientResult:
+    """What one client made. Its tensors may lie in memory that the next client overwrites."""
+
+    up: Any  # the upload
+    mem: Any  # the client's new record
+    buffers: Tensor  # [b]
+    loss: float  # mean over its batches
 
 
 @dataclass
-class Work:
-    """Everything a client's work needs that does not change during a run."""
+class ClientWork:
+    """Runs single clients. Holds everything that stays the same during a run."""
 
     algo: Algorithm
     fed: Federation
@@ -120,24 +145,62 @@ class Work:
     def __post_init__(self) -> None:
         self.workspace = Workspace(self.objective)
 
-    def uploads(self) -> dict[str, Any]:
-        """What a client sends in each stage that the method has; only shapes and dtypes mean anything."""
+    def upload_templates(self) -> dict[str, Any]:
+        """stage -> a record with the shapes and dtypes of a client's upload, for every stage that the method has."""
         algo, model = self.algo, self.objective.model
         return {stage: trial_upload(algo, stage, model.layers, model.dtype) for stage in exchanges_of(algo)}
 
+    def run_client(
+        self, task: ClientTask, down: Any, buffers: Tensor, mem: Any, samples: Samples | None = None
+    ) -> ClientResult:
+        """Runs one client. Copy what you keep of the result: the next client may overwrite it.
+
+        mem: the client's record.  samples: what `self.samples` yields for this task, if you have fetched that already.
+        """
+        model = self.objective.model
+        torch.default_generator.manual_seed(seeding.model_seed(self.seed, task.t, task.client))
+        roles = SimpleNamespace(
+            **{name: torch.tensor([value], dtype=model.dtype, device=model.device) for name, value in task.roles.items()}
+        )
+        batches = self._batches(task, samples or next(self.samples([task])))
+        steps = OneClient(self.objective, task.t, batches, lambda: self.all_data(task.client), self.workspace, roles)
+        steps.seeds = lambda: [seeding.method_seed(self.seed, task.t, task.client)]
+        if model.has_buffers:
+            model.write_buffers(mem.values if model.private else buffers)
+        given = [
+            (name, z, version(z)) for record in (down, mem) if record is not None for name, z in record._asdict().items()
+        ]
+        local_work = getattr(self.algo.at(task.t, self.lr_decay), task.stage)
+        up, new = local_work(down, None if model.private else mem, steps)
+        for name, z, before in given:
+            if version(z) != before:  # the next client would receive the changed values
+                raise ValueError(f"{name} was changed in place, but other clients use it, too; steps.copy makes a copy")
+        if model.private:
+            new = PrivateLayers(model.read_buffers())
+        check_finite(up, new)
+        after = model.read_buffers()
+        # Buffers may be infinite from the start (masks of attention), but a client must not make them so.
+        if model.has_buffers and bool((buffers.to(after.device).isfinite() & ~after.isfinite()).any()):
+            raise NotFinite("the model's buffers are not finite")
+        loss = math.fsum(map(float, steps.losses)) / len(steps.losses) if steps.losses else math.nan
+        return ClientResult(up, new, after, loss)
+
+    # Batches ------------------------------------------------------------------------------------------------------
+
     def batch_numbers(self, t: int, client: int, K: int) -> tuple[np.ndarray, list[int]]:
+        """The sample numbers of all batches of a client in a row, and the size of each batch."""
         n = self.fed.size(client)
-        if self.batch_size is None:  # the same batch in every step, unless each is augmented anew
+        if self.batch_size is None:  # the same batch in every step, unless every step augments it anew
             return (np.arange(n), [n]) if self.fed.augment is None else (np.tile(np.arange(n), K), [n] * K)
         return seeding.batch_order(seeding.generator(self.seed, seeding.BATCHES, t, client), n, K, self.batch_size)
 
-    def samples(self, t: int, ids: Sequence[int], K: Sequence[int]) -> Iterator[Samples]:
-        """What each of these clients sees; fetched for several at a time, which is faster than one by one."""
-        most = max(1, AHEAD // max(1, self.fed.x[:1].nbytes))
+    def samples(self, tasks: Sequence[ClientTask]) -> Iterator[Samples]:
+        """The samples of each task. Fetches those of several clients at a time, which is faster than one by one."""
+        most = max(1, FETCH_BYTES // max(1, self.fed.x[:1].nbytes))
         rows, sizes = [], []
-        for client, steps in zip(ids, K, strict=True):
-            numbers, parts = self.batch_numbers(t, client, steps)
-            rows.append(self.fed.rows(client, numbers))
+        for task in tasks:
+            numbers, parts = self.batch_numbers(task.t, task.client, task.K)
+            rows.append(self.fed.rows(task.client, numbers))
             sizes.append(parts)
             if sum(map(len, rows)) >= most:
                 yield from self._fetch(rows, sizes)
@@ -146,7 +209,8 @@ class Work:
             yield from self._fetch(rows, sizes)
 
     def _fetch(self, rows: list[np.ndarray], sizes: list[list[int]]) -> Iterator[Samples]:
-        """Every client's samples begin at a multiple of 64 bytes, as they do if it is alone: products depend on that."""
+        """BLAS may round differently for another alignment, so each client's samples start on a 64-byte boundary, as
+        they do when the client is fetched alone. Repeated rows fill the gaps."""
         unit = max(ALIGN // math.gcd(z[:1].nbytes or ALIGN, ALIGN) for z in (self.fed.x, self.fed.y))
         counts = [len(mine) for mine in rows]
         gaps = [-count % unit for count in counts]
@@ -156,75 +220,33 @@ class Work:
         for start, count, mine in zip(starts, counts, sizes, strict=False):
             yield Samples(x[start : start + count], y[start : start + count], mine)
 
-    def cast(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Data as the model takes it: prepared, on its device, and in its dtype where they are floating-point numbers."""
-        x, y = model_input(self.objective.model, x, self.fed.prepare), model_input(self.objective.model, y)
-        return x, y.long() if self.objective.each is not None else y  # cross-entropy takes no other whole numbers
-
-    def one(
-        self,
-        stage: str,
-        t: int,
-        client: int,
-        K: int,
-        drawn: dict[str, float],
-        down: Any,
-        buffers: Tensor,
-        mem: Any,
-        samples: Samples | None = None,
-    ) -> Result:
-        """Runs one client. Its records may lie in memory that the next client uses: copy what is to be kept.
-
-        samples: what `self.samples` gives for it, if that was already fetched.
-        """
-        model = self.objective.model
-        torch.default_generator.manual_seed(seeding.model_seed(self.seed, t, client))
-        roles = SimpleNamespace(
-            **{name: torch.tensor([value], dtype=model.dtype, device=model.device) for name, value in drawn.items()}
-        )
-        batches = self._batches(t, client, K, samples or next(self.samples(t, [client], [K])))
-        steps = OneClient(self.objective, t, batches, lambda: self.all_of(client), self.workspace, roles)
-        steps.seeds = lambda: [seeding.method_seed(self.seed, t, client)]
-        if model.has_buffers:
-            model.write_buffers(mem.values if model.private else buffers)
-        given = [
-            (name, z, version(z)) for record in (down, mem) if record is not None for name, z in record._asdict().items()
-        ]
-        up, new = getattr(self.algo.at(t, self.lr_decay), stage)(down, None if model.private else mem, steps)
-        for name, z, before in given:
-            if version(z) != before:  # the next client would find it changed
-                raise ValueError(f"{name} was changed in place, which is not this client's own; steps.copy makes a copy")
-        if model.private:
-            new = Private(model.read_buffers())
-        check_finite(up, new)
-        after = model.read_buffers()
-        # Buffers may be infinite from the start (masks of attention), but must not become so.
-        if model.has_buffers and bool((buffers.to(after.device).isfinite() & ~after.isfinite()).any()):
-            raise NotFinite("the model's buffers are not finite")
-        loss = math.fsum(map(float, steps.losses)) / len(steps.losses) if steps.losses else math.nan
-        return Result(up, new, after, loss)
-
-    def all_of(self, client: int) -> tuple[Tensor, Tensor]:
-        """All data of a client; a copy, whose numbers lie as they would anywhere else: products depend on that."""
-        return self.cast(*self.fed.take(client, np.arange(self.fed.size(client))))
-
-    def _batches(self, t: int, client: int, K: int, samples: Samples) -> list[tuple[Tensor, Tensor]]:
-        """The mini-batches of a client."""
-        x, y = self.cast(self.augmented(t, client, samples.x), samples.y)
-        if len(samples.sizes) < K:
-            return [(x, y)] * K
+    def _batches(self, task: ClientTask, samples: Samples) -> list[tuple[Tensor, Tensor]]:
+        """The K mini-batches of a client."""
+        x, y = self.cast(self.augmented(task.t, task.client, samples.x), samples.y)
+        if len(samples.sizes) < task.K:
+            return [(x, y)] * task.K
         return list(zip(x.split_with_sizes(samples.sizes), y.split_with_sizes(samples.sizes), strict=True))
 
     def augmented(self, t: int, client: int, x: Tensor) -> Tensor:
-        """The samples of all batches of a client in a row, changed at random if the federation asks for it."""
+        """x after the federation's random augmentation, if it has one."""
         if self.fed.augment is None:
             return x
         return self.fed.augment(x, seeding.generator(self.seed, seeding.AUGMENT, t, client))
 
+    def cast(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Data as the model takes it: prepared, on its device, floating-point numbers in its dtype."""
+        x, y = model_input(self.objective.model, x, self.fed.prepare), model_input(self.objective.model, y)
+        return x, y.long() if self.objective.each is not None else y  # cross-entropy needs 64-bit class numbers
+
+    def all_data(self, client: int) -> tuple[Tensor, Tensor]:
+        """All data of a client. A copy, because a view's alignment, and with it the rounding, would depend on the client's
+        place in the federation."""
+        return self.cast(*self.fed.take(client, np.arange(self.fed.size(client))))
+
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread, so that every engine adds in the same order; the caller's random state is left as it was."""
+    """Runs with one thread, so that every engine adds in the same order. Restores the caller's random state."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

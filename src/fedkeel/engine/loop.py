@@ -1,10 +1,16 @@
-"""The round loop: sample, run clients, aggregate, evaluate, checkpoint."""
+"""The loop over the rounds of a run.
+
+A round samples its clients, has a runner run them, lets the method's server use their uploads, evaluates the new model, and
+writes a checkpoint now and then. `Trainer.fit` is the loop, `Trainer._round` one round.
+
+A round has one exchange with its clients: the method's `client` makes the uploads, its `server` uses them. Methods with a
+survey have another exchange before it. Methods with a warm-up begin with exchanges that reach all clients once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -26,41 +32,46 @@ from fedkeel.core.steps import Objective
 from fedkeel.core.trial import check_records
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
-from fedkeel.engine.client_work import Jobs, Private, Uploads, Work, one_thread
+from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, Uploads, one_thread
 from fedkeel.engine.evaluation import evaluate
-from fedkeel.engine.metrics import Seen, measure
 from fedkeel.engine.result import Clients, Run
-from fedkeel.engine.runners.engine import Engine
+from fedkeel.engine.runners.choice import EngineChoice, Runner
 from fedkeel.engine.settings import Settings
-from fedkeel.engine.state.checkpoint import check_same, load_checkpoint, save_checkpoint, server_from
+from fedkeel.engine.state.checkpoint import (
+    check_same,
+    load_checkpoint,
+    run_identity,
+    save_checkpoint,
+    server_from,
+)
 from fedkeel.engine.state.directory import RunDirectory
 from fedkeel.engine.state.store import open_store
 from fedkeel.errors import RoundError, describe
 
-HOPELESS = 10  # clients; if the first so many of a warm-up all fail, the others are not asked
-CHECKPOINT_SHARE = 0.03  # of the time may go into checkpoints
+HOPELESS = 10  # clients; a warm-up stops if all of its clients failed so far, and they were at least this many
+CHECKPOINT_SHARE = 0.03  # the part of the time that may go into checkpoints
 
 
 @dataclass
-class Answers:
-    """What an exchange with the clients brought."""
+class ExchangeResult:
+    """What the loop needs of an exchange after the server's step."""
 
     r: Round
     up: float  # mean floats that a client sent
     loss: float  # weighted mean of the clients' losses
     faults: dict[str, str]  # client -> why it was dropped
-    uploads: Any  # record of [S, ...]
-    told: dict[str, Any]  # what else the row of the round shall say
-    cause: Exception | None  # the first fault, where it happened in this process
+    uploads: Any  # record of [S, ...], without the clients that failed
+    extra_columns: dict[str, Any]  # further columns for this round's row of the history
+    cause: Exception | None  # the first fault, if it happened in this process
 
 
-def nobody(up: Any) -> Any:
-    """The uploads of no client, [0, ...], like this one."""
-    return type(up)(*(z.new_empty((0, *z.shape)) for z in up))
+def no_uploads(template: Any) -> Any:
+    """The uploads of an exchange in which all clients failed: a record of [0, ...]."""
+    return type(template)(*(z.new_empty((0, *z.shape)) for z in template))
 
 
 class Trainer:
-    """One run. `train` makes it, calls `fit` and returns its result."""
+    """One run. `train` makes a Trainer, calls `fit` and returns its result."""
 
     def __init__(
         self,
@@ -69,7 +80,7 @@ class Trainer:
         algo: Algorithm,
         settings: Settings,
         objective: Objective,
-        engine: Engine,
+        engine: EngineChoice,
         out: Path | None,
         resume: bool,
         store: str,
@@ -80,24 +91,26 @@ class Trainer:
         self.metrics = metrics
         self.N, self.S = len(fed), settings.largest_cohort(len(fed))
         K, fewest = float(settings.steps_of(fed.sizes).mean()), settings.smallest_cohort(self.N)
-        plan = Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers)
-        self.given, self.algo = algo, algo.plan(plan)
+        self.given = algo  # as the user gave it; `plan` fills in what follows from N, S, K and T
+        self.algo = algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers))
         settings.check_decay(self.algo)
-        self.work = Work(self.algo, fed, objective, settings.seed, settings.batch_size, settings.lr_decay)
+        self.work = ClientWork(self.algo, fed, objective, settings.seed, settings.batch_size, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
-        self.t = 0
-        self.warm = not self.algo.warms_up()
-        self.warmup: dict[str, Any] = {}  # what the warm-up cost a client, and who failed in it; told in the first row
+        self.t = 0  # the next round
+        self.warm = not self.algo.warms_up()  # is the warm-up done, or does the method have none?
+        self.warmup: dict[str, Any] = {}  # what the warm-up cost a client, and who failed: columns of the first row
         check_records(self.algo)
         self.server, initial = self.algo.init(model.vector())
         if algo.facts.private and initial is not None:
-            raise ValueError(f"{algo.name}: it is private, so its clients keep their layers and no record of their own")
-        self.initial = Private(self.buffers) if model.private else initial
+            raise ValueError(
+                f"{algo.name}: it is private: its clients keep their layers, so init must not declare a client record"
+            )
+        self.initial = PrivateLayers(self.buffers) if model.private else initial
         self.directory = None if out is None else RunDirectory(out, resume)
         self.fingerprint = None if out is None else fed.fingerprint()
         self.frozen = None if out is None else model.frozen()
-        # Room for those who can take part, not for all: a sparse file has a largest size, too.
+        # Room only for clients that can take part: even a file with few used pages has a largest size.
         seen = self.N if self.algo.warms_up() else min(self.N, settings.rounds * self.S)
         path = None if self.directory is None else self.directory.store
         self.store = engine.remote.store if engine.remote else open_store(self.initial, seen, self.S, path, store == "disk")
@@ -114,8 +127,9 @@ class Trainer:
             report(row)
         with one_thread(), contextlib.ExitStack() as stack:
             if self.t < self.settings.rounds:
-                jobs = self._jobs("client", self.t, self.settings.participants(self.t, self.N))
-                runner = self.engine.start(self.work, self.store, self.initial, jobs, self.S, self.settings.rounds - self.t)
+                first = self._plan_exchange("client", self.t, self.settings.participants(self.t, self.N))
+                left = self.settings.rounds - self.t
+                runner = self.engine.start(self.work, self.store, self.initial, first, self.S, left)
                 stack.callback(runner.close)
                 self._checkpoint(due=self.t == 0)
                 if not self.warm:
@@ -124,30 +138,32 @@ class Trainer:
                     report(self._round(runner))
             return self._result()
 
-    def _round(self, runner: Any) -> dict[str, Any]:
+    def _round(self, runner: Runner) -> dict[str, Any]:
         start, t = time.perf_counter(), self.t
         ids = self.settings.participants(t, self.N)
         expected, up, faults = len(ids), 0.0, {}
         if self.algo.surveys(t):
-            survey = self._exchange(runner, self._jobs("survey", t, ids))
+            survey = self._exchange(runner, self._plan_exchange("survey", t, ids))
             up, faults = survey.up, survey.faults
-        # Roles are those of the survey, also if somebody was dropped in it.
-        jobs = self._jobs("client", t, ids).only([at for at, client in enumerate(ids) if str(client) not in faults])
+        # First draw the roles for all clients, then leave out those that failed in the survey: so the others keep the roles
+        # that they had there.
+        good = [position for position, client in enumerate(ids) if str(client) not in faults]
+        exchange = self._plan_exchange("client", t, ids).only(good)
         old = self.server
-        answers = self._exchange(runner, jobs)
+        result = self._exchange(runner, exchange)
         row = {
             "round": t,
-            "train_loss": answers.loss,
-            "up": up + answers.up,
-            "down": floats(jobs.down),
-            "clients": answers.r.S,
-            "dropped": expected - answers.r.S,
-            "faults": faults | answers.faults,
+            "train_loss": result.loss,
+            "up": up + result.up,
+            "down": floats(exchange.down),
+            "clients": result.r.S,
+            "dropped": expected - result.r.S,
+            "faults": faults | result.faults,
         }
         try:
-            row |= answers.told | self._evaluation(t) | (self.warmup if t == 0 else {})
+            row |= result.extra_columns | self._evaluation(t) | (self.warmup if t == 0 else {})
             if self.metrics and self._evaluates(t):
-                row |= self._measured(old, answers)
+                row |= self._measured(old, result)
         except Exception as error:
             raise RoundError(self.algo.name, t, None, "evaluate", describe(error)) from error
         row["seconds"] = time.perf_counter() - start
@@ -158,54 +174,62 @@ class Trainer:
         self._checkpoint(due=self.t == self.settings.rounds or self.engine.remote is not None)
         return row
 
-    def _exchange(self, runner: Any, jobs: Jobs, last: bool = True) -> Answers:
-        """Clients do the work of `jobs`, the server its step with what came back; the clients' records are kept."""
-        step = STEPS[jobs.stage]
-        uploads = runner.run(jobs)
-        faults = {str(jobs.ids[position]): why for position, why in sorted(uploads.faults.items())}
-        if jobs.stage != "warmup":  # whose parts count together
-            self._enough(jobs, uploads, faults)
-        kept = [position for position in range(len(jobs.ids)) if position not in uploads.faults]
-        r = self._facts(jobs, kept, last)
-        up, buffers, losses = uploads.up or nobody(self.work.uploads()[jobs.stage]), uploads.buffers, uploads.losses
+    def _exchange(self, runner: Runner, exchange: Exchange, last: bool = True) -> ExchangeResult:
+        """Runs the clients, then the server's step with their uploads, then commits the clients' new records."""
+        step = STEPS[exchange.stage]
+        uploads = runner.run(exchange)
+        faults = {str(exchange.ids[position]): why for position, why in sorted(uploads.faults.items())}
+        if exchange.stage != "warmup":  # `_warm_up` counts the faults of all its exchanges together
+            self._check_enough(exchange, uploads, faults)
+        kept = [position for position in range(len(exchange.ids)) if position not in uploads.faults]
+        r = self._round_facts(exchange, kept, last)
+        up, buffers, losses = (
+            uploads.up or no_uploads(self.work.upload_templates()[exchange.stage]),
+            uploads.buffers,
+            uploads.losses,
+        )
         if uploads.faults:
             up, buffers, losses = type(up)(*(z[kept] for z in up)), buffers[kept], losses[kept]
         try:
-            new = getattr(self.algo.at(jobs.t, self.settings.lr_decay), step)(self.server, up, r)
+            new = getattr(self.algo.at(exchange.t, self.settings.lr_decay), step)(self.server, up, r)
             if form(new) != form(self.server):
                 raise ValueError(f"the server record has another form than before: {form(new)}, not {form(self.server)}")
-            check_finite(new, without=self.algo.facts.owns)  # too large for every round; their rows came as uploads
+            # Fields that the server owns are too large to check in every round; their rows were checked as uploads.
+            check_finite(new, without=self.algo.facts.owns)
             self.server = new
         except Exception as error:
-            raise RoundError(self.algo.name, jobs.t, None, step, describe(error)) from error
+            raise RoundError(self.algo.name, exchange.t, None, step, describe(error)) from error
         if self.model.has_buffers and step == "server":
             self.buffers = r.avg(buffers)
         for position, slot in uploads.slots.items():
             if position in uploads.faults:
                 self.store.discard(slot)
             else:
-                self.store.commit(jobs.ids[position], slot)
-        loss = math.fsum((r.p * losses).tolist())  # exact: a dot product may depend on where the numbers lie
-        return Answers(r, self._cost_up(up, r), loss, faults, up, uploads.told, uploads.cause)
+                self.store.commit(exchange.ids[position], slot)
+        loss = math.fsum((r.p * losses).tolist())  # exact; a dot product may round differently for another alignment
+        return ExchangeResult(r, self._cost_up(up, r), loss, faults, up, uploads.extra_columns, uploads.cause)
 
-    def _enough(self, jobs: Jobs, uploads: Uploads, faults: dict[str, str]) -> None:
-        """Too few good answers stop the run, with a checkpoint from which it can go on."""
-        if error := self._too_few(jobs.stage, jobs.t, len(jobs.ids), faults):
+    def _check_enough(self, exchange: Exchange, uploads: Uploads, faults: dict[str, str]) -> None:
+        """Stops the run if too few clients answered, after a checkpoint from which it can resume."""
+        if error := self._too_few(exchange.stage, exchange.t, len(exchange.ids), faults):
             for slot in uploads.slots.values():
                 self.store.discard(slot)
-            if jobs.stage != "client" or not self.algo.surveys(jobs.t):  # or the round's `survey_server` would be done twice
+            # Not after a survey: the server has already used it, and would use it again after a resume.
+            if exchange.stage != "client" or not self.algo.surveys(exchange.t):
                 self._checkpoint(due=True)
             raise error from uploads.cause
 
-    def _too_few(self, stage: str, t: int, asked: int, faults: dict[str, str]) -> RoundError | None:
-        least, answered = min(self.settings.min_clients, asked), asked - len(faults)
+    def _too_few(self, stage: str, t: int, clients: int, faults: dict[str, str]) -> RoundError | None:
+        """The error to raise if too few of this number of clients answered."""
+        least, answered = min(self.settings.min_clients, clients), clients - len(faults)
         if answered >= least:
             return None
         client, why = next(iter(faults.items()))
-        told = f"{answered} of {asked} clients answered, min_clients is {least}; {why}"
-        return RoundError(self.algo.name, t, int(client), stage, told)
+        reason = f"{answered} of {clients} clients answered, min_clients is {least}; {why}"
+        return RoundError(self.algo.name, t, int(client), stage, reason)
 
-    def _jobs(self, stage: str, t: int, ids: list[int]) -> Jobs:
+    def _plan_exchange(self, stage: str, t: int, ids: list[int]) -> Exchange:
+        """Draws the clients' roles and numbers of steps, and takes what the server sends."""
         drawn = self.algo.draw(seeding.generator(self.settings.seed, seeding.ROLES, t), ids)
         for name, z in drawn.items():
             if not isinstance(z, np.ndarray) or z.shape != (len(ids),):
@@ -213,41 +237,44 @@ class Trainer:
         K = drawn.pop("K").tolist() if "K" in drawn else self.settings.steps_of(self.fed.sizes[ids]).tolist()
         if not all(isinstance(k, int) and k >= 1 for k in K):
             raise ValueError(f"{self.algo.name}: draw returns K = {K}; it must be whole numbers >= 1")
-        return Jobs(stage, t, ids, K, drawn, down_record(self.algo, self.server), self.buffers)
+        return Exchange(stage, t, ids, K, drawn, down_record(self.algo, self.server), self.buffers)
 
-    def _facts(self, jobs: Jobs, kept: list[int], last: bool) -> Round:
-        ids = np.array(jobs.ids)[kept]
+    def _round_facts(self, exchange: Exchange, kept: list[int], last: bool) -> Round:
+        """What the server's step may know of the exchange. kept: positions of the clients that answered.  last: is this the
+        last exchange of the warm-up, or of the round?"""
+        ids = np.array(exchange.ids)[kept]
         samples = torch.from_numpy(self.fed.sizes[ids]).double()
         uniform = self.settings.weights == "uniform"
         return Round(
-            t=jobs.t,
+            t=exchange.t,
             N=self.N,
             ids=torch.from_numpy(ids),
-            K=torch.tensor(jobs.K, dtype=torch.float64)[kept],
+            K=torch.tensor(exchange.K, dtype=torch.float64)[kept],
             p=torch.ones_like(samples) / len(ids) if uniform else samples / samples.sum(),
             weight=torch.full_like(samples, 1 / self.N) if uniform else samples / float(self.fed.offsets[-1]),
-            drawn=SimpleNamespace(**{name: torch.from_numpy(z).double()[kept] for name, z in jobs.drawn.items()}),
+            drawn=SimpleNamespace(**{name: torch.from_numpy(z).double()[kept] for name, z in exchange.drawn.items()}),
             last=last,
         )
 
-    def _warm_up(self, runner: Any) -> None:
-        """All clients once, a cohort's worth at a time; one that fails keeps its initial record, and is told in round 0."""
+    def _warm_up(self, runner: Runner) -> None:
+        """Runs all clients once, S at a time. A client that fails keeps its initial record; the row of round 0 names it."""
         faults: dict[str, str] = {}
         cause: Exception | None = None
         for start in range(0, self.N, self.S):
             stop = min(start + self.S, self.N)
-            jobs = self._jobs("warmup", -1, list(range(start, stop)))
-            answers = self._exchange(runner, jobs, last=stop == self.N)
-            faults, cause = faults | answers.faults, cause or answers.cause
+            exchange = self._plan_exchange("warmup", -1, list(range(start, stop)))
+            result = self._exchange(runner, exchange, last=stop == self.N)
+            faults, cause = faults | result.faults, cause or result.cause
             all_failed = len(faults) == stop >= HOPELESS
-            if error := self._too_few("warmup", -1, stop if all_failed else self.N, faults):  # who was not asked may answer
+            # Clients whose turn is still to come count as if they had answered, unless it looks hopeless.
+            if error := self._too_few("warmup", -1, stop if all_failed else self.N, faults):
                 raise error from cause
-        self.warmup = {"warmup_up": answers.up, "warmup_down": floats(jobs.down), "warmup_faults": faults}
+        self.warmup = {"warmup_up": result.up, "warmup_down": floats(exchange.down), "warmup_faults": faults}
         self.warm = True
         self._checkpoint(due=True)
 
     def _cost_up(self, up: Any, r: Round) -> float:
-        """Mean floats that a participant sent; tracked fields count for those who track."""
+        """Mean floats that a client sent. Only clients with the role `tracks` send the tracked fields."""
         tracked = [name for name in self.algo.facts.tracked if name in up._fields]
         size = {name: math.prod(z.shape[1:]) for name, z in up._asdict().items()}
         extra = sum(size.pop(name) for name in tracked)
@@ -255,24 +282,30 @@ class Trainer:
         return always + extra * float(r.drawn.tracks.mean()) if tracked else float(always)
 
     def _evaluates(self, t: int) -> bool:
+        """Does round t end with an evaluation?"""
         every, last = self.settings.evaluate_every, t == self.settings.rounds - 1
         return last or bool(every and (t + 1) % every == 0)
 
-    def _measured(self, old: Any, answers: Answers) -> dict[str, float]:
+    def _measured(self, old: Any, result: ExchangeResult) -> dict[str, float]:
+        """The measurements of `metrics`. old: the server record before the round."""
+        from fedkeel.engine.metrics import MetricInputs, measure
+
         sizes = self.fed.sizes.astype(float)
         weights = sizes / sizes.sum() if self.settings.weights == "samples" else np.full(self.N, 1 / self.N)
-        seen = Seen(self.work, old.x, old, self.server, answers.uploads, answers.r, self.store, self.buffers, weights)
-        return measure(self.metrics, seen)
+        return measure(
+            self.metrics,
+            MetricInputs(self.work, old.x, old, self.server, result.uploads, result.r, self.store, self.buffers, weights),
+        )
 
     def _evaluation(self, t: int) -> dict[str, Any]:
         if self.fed.test is None or not self._evaluates(t):
             return {"test_accuracy": None, "test_loss": None}
         row = self._tested(self.fed.test, self.buffers)
-        if self.model.private:  # clients with layers of their own: the mean over those that took part
+        if self.model.private:  # each client has its own layers: also the mean accuracy over those that took part
             ids = self.settings.participants(t, self.N)
-            own = [self.store.read(i).values for i in ids if i in self.store]
-            rows = [self._tested(self.fed.test, values) for values in own]
-            if rows:  # clients elsewhere keep them for themselves
+            layers = [self.store.read(i).values for i in ids if i in self.store]
+            rows = [self._tested(self.fed.test, values) for values in layers]
+            if rows:  # clients on other machines do not send their layers
                 row["client_accuracy"] = sum(z["test_accuracy"] or 0.0 for z in rows) / len(rows)
         return row
 
@@ -282,22 +315,11 @@ class Trainer:
     # State on disk ------------------------------------------------------------------------------------------------
 
     def _identity(self) -> dict[str, Any]:
-        """What must not change between a checkpoint and its continuation."""
-        settings = dataclasses.asdict(self.settings) | {"dtype": str(self.model.dtype)}
-        for free in ("rounds", "evaluate_every", "min_clients"):
-            del settings[free]
-        if isinstance(settings["cohort"], Sequence):
-            settings["cohort"] = hashlib.sha256(
-                repr([list(ids) for ids in settings["cohort"]][: self.t]).encode()
-            ).hexdigest()
-        shapes = [[name, list(shape)] for name, shape in zip(self.model.names, self.model.shapes, strict=True)]
-        algo = {"name": self.algo.name, **dataclasses.asdict(self.algo)}  # type: ignore[call-overload]
-        frozen = {"frozen parameters": self.frozen} if self.frozen else {}
-        identity = {"settings": settings, "algorithm": algo, "model": shapes, "data": self.fingerprint}
-        return identity | {"client records": form(self.initial)} | frozen
+        parts = (self.settings, self.algo, self.model, self.initial, self.t)
+        return run_identity(*parts, data=self.fingerprint, frozen=self.frozen)
 
     def _checkpoint(self, due: bool) -> None:
-        """Writes a checkpoint if it is due, or if the last one is so long ago that another costs little."""
+        """Writes a checkpoint if it is due, or if enough time has passed that its cost stays below CHECKPOINT_SHARE."""
         if self.directory is None or not self.warm:
             return
         now = time.monotonic()
@@ -312,10 +334,12 @@ class Trainer:
         self._cost = self._saved - now
 
     def _restore(self, path: Path) -> None:
+        """Goes back to the state of a checkpoint, after a check that it belongs to this run."""
         self.t, tensors, facts = load_checkpoint(path)
         self.history = facts["history"]
         then = facts["identity"]
         theory = [name for name, value in dataclasses.asdict(self.given).items() if value is None]  # type: ignore[call-overload]
+        # A checkpoint of an older version may lack hyper-parameters that the method has now: they had their defaults.
         check_same(then | {"algorithm": defaults(type(self.algo)) | then["algorithm"]}, self._identity(), theory)
         if self.t > self.settings.rounds:
             raise ValueError(f"resume: the checkpoint is at round {self.t}, beyond rounds = {self.settings.rounds}")
@@ -327,6 +351,7 @@ class Trainer:
             self.engine.name, self.engine.why = facts["engine"], facts["why"]
 
     def _result(self) -> Run:
+        """The result in memory, and in the directory of the run if there is one."""
         module = self.model.copy()
         flat = FlatModel(module, self.algo.facts.private)
         flat.bind(self.server.x.clone())

@@ -1,4 +1,4 @@
-"""Versions, machine and memory of this process."""
+"""Versions of the packages, the processor, its cores, and the memory that this process takes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ import torch
 from fedkeel import __version__
 
 
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def made_with() -> dict[str, str]:
-    """Versions and machine of this process."""
+    """Versions of Python, fedkeel, torch and numpy, and the machine, for summary.json."""
     about = ""
     with contextlib.suppress(OSError):
         about = Path("/proc/cpuinfo").read_text()
@@ -27,8 +32,8 @@ def made_with() -> dict[str, str]:
 
 
 def peak_memory() -> float | None:
-    """Most memory that this process held since it began, or since `forget_peak`, in MB, data included; worker processes of a
-    run are not counted."""
+    """The most memory in MB that this process held since its start, or since `forget_peak`. Data count, worker processes do
+    not. None if the system does not say."""
     if os.name != "posix":
         return None
     with contextlib.suppress(OSError, StopIteration):
@@ -41,7 +46,7 @@ def peak_memory() -> float | None:
 
 
 def forget_peak() -> None:
-    """Lets `peak_memory` begin anew, where the system can: for a run in a process that had others before."""
+    """Makes `peak_memory` start again, for a process that has finished another run. Does nothing if the system cannot."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")

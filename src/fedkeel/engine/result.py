@@ -1,4 +1,4 @@
-"""What a run leaves: its result in memory, and its directory."""
+"""The result of a run in memory: the model, the records of server and clients, and the history."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ from fedkeel.core.algorithm import Algorithm
 from fedkeel.engine.machine import peak_memory
 from fedkeel.engine.state.store import Store
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 
 class Clients(Mapping[int, Any]):
-    """The records that clients keep; None for one that was never seen or keeps nothing."""
+    """client -> its record. None for a client that never took part, or if clients of this method keep nothing."""
 
     def __init__(self, store: Store, N: int) -> None:
         self.store, self.N = store, N
@@ -31,7 +26,9 @@ class Clients(Mapping[int, Any]):
         if client not in self.store:
             return None
         record = self.store.read(client)
-        return type(record)(*(z.clone() for z in record))  # not the file itself, from which the run may be resumed
+        return type(record)(
+            *(z.clone() for z in record)
+        )  # a copy: you may change it without harm to the file from which the run can be resumed
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.N))
@@ -42,18 +39,20 @@ class Clients(Mapping[int, Any]):
 
 @dataclass
 class Run:
+    """What `train` returns."""
+
     params: Tensor  # [d] final global model, in the order of model.parameters()
     model: nn.Module  # the module with these weights
     server: Any  # the server record
     clients: Clients
     history: list[dict[str, Any]]  # one row per round
-    algorithm: Algorithm  # with the fields that depended on the run filled in
-    engine: str  # who ran the clients
-    why: str  # and why, if the engine was chosen automatically
-    out: Path | None
+    algorithm: Algorithm  # with all hyper-parameters filled in, also those that follow from N, S, K and T
+    engine: str  # which engine ran the clients
+    why: str  # the reason, if the engine was chosen automatically
+    out: Path | None  # the directory of the run
 
     def summary(self) -> dict[str, Any]:
-        """The numbers of the whole run."""
+        """The numbers of the whole run, as in summary.json."""
         scores = [row["test_accuracy"] for row in self.history if row.get("test_accuracy") is not None]
         return {
             "algorithm": self.algorithm.name,

@@ -19,9 +19,9 @@ from fedkeel.engine.allocator import keep_freed_memory
 from fedkeel.engine.compatibility import check_fit
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
-from fedkeel.engine.metrics import check as check_metrics
+from fedkeel.engine.metric_names import check_metrics
 from fedkeel.engine.result import Run
-from fedkeel.engine.runners.engine import Engine, Remote
+from fedkeel.engine.runners.choice import EngineChoice, Remote
 from fedkeel.engine.settings import Settings, check_device, check_engine, check_loss, check_out, check_store, check_workers
 from fedkeel.errors import describe, refuse
 
@@ -159,7 +159,7 @@ def train(
     if config is None:
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
-    runner = Engine(engine, workers, timeout, {"address": ray_address, "device": device}, remote)
+    runner = EngineChoice(engine, workers, timeout, {"address": ray_address, "device": device}, remote)
     out = Path(out) if out else None
     goal = objective(flat, loss, settings.weight_decay, settings.clip)
     trainer = Trainer(flat, fed, algo, settings, goal, runner, out, resume, store, config, metrics)

@@ -5,14 +5,12 @@ Importing this module loads neither torch nor numpy.
 
 from __future__ import annotations
 
-from fedkeel.files import read_toml
-
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedkeel.files import read_toml
 from fedkeel.runs.fields import LOCAL_STEPS, SETTINGS
 
 # For the splits that take them; None: the split's own.
@@ -152,7 +150,7 @@ def resolve(config: RunConfig) -> RunConfig:
 
     from fedkeel.core.algorithm import Plan
     from fedkeel.core.registry import make
-    from fedkeel.engine.metrics import check as check_metrics
+    from fedkeel.engine.metric_names import check_metrics
     from fedkeel.engine.settings import Settings, check_engine
 
     algo = make(config.algorithm, **config.hyperparameters)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_type_hints
 from collections.abc import Iterable
+from typing import Any, get_type_hints
 
 from fedkeel.core.hyperparameters import allowed
 from fedkeel.core.registry import lookup
@@ -25,10 +25,6 @@ def literal(text: str) -> Any:
 
 def hyperparameters(algorithm: str, given: Iterable[str]) -> dict[str, Any]:
     """`name=value` texts as hyper-parameters of an algorithm, each of the type of its field; `name` alone is a switch."""
-    import dataclasses
-
-    from fedkeel.core.hyperparameters import allowed
-    from fedkeel.core.registry import lookup
 
     fields = {field.name: field for field in dataclasses.fields(lookup(algorithm))}  # type: ignore[arg-type]
     kinds, values = get_type_hints(lookup(algorithm)), {}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fedkeel.engine.state.directory import HOW
-
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from collections.abc import Callable, Collection, Iterator, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from fedkeel.engine.settings import alike
+from fedkeel.engine.state.directory import HOW
 from fedkeel.files import read_toml
 from fedkeel.runs.config import RunConfig, read
 from fedkeel.runs.fields import SETTINGS
@@ -37,7 +36,6 @@ def difference(path: Path, config: RunConfig) -> str | None:
 def differing(path: Path, config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Settings and hyper-parameters in which the run in a directory differs from a resolved config -> (its own, ours)."""
     from fedkeel.core.registry import defaults, lookup
-    from fedkeel.engine.settings import alike
 
     theirs: Mapping[str, Any] = read_toml(path / "config.toml") if (path / "config.toml").exists() else {}
     if "note" in theirs:

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from fedkeel.engine.client_work import Jobs, Stack, Uploads, Work
-from fedkeel.engine.runners.auto import cores
-from fedkeel.engine.runners.ray_actor import Actor, Answer, Task, as_bytes, pack, record_bytes
+from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
+from fedkeel.engine.machine import cores
+from fedkeel.engine.runners.ray_actor import Actor, Answer, SentTask, as_bytes, pack, record_bytes
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import describe
 
@@ -31,7 +31,7 @@ try:
     import ray
     from ray.exceptions import RayError, RayTaskError
 except ImportError:
-    raise ValueError("engine: 'ray' needs the package ray: pip install 'fedkeel[ray]'") from None
+    raise ImportError("engine: 'ray' needs the package ray: pip install 'fedkeel[ray]'") from None
 
 DEATHS = 3  # of workers over one client, until the client is given up for the round
 AHEAD = 2  # calls a worker holds, so that it never waits for the next one
@@ -80,10 +80,10 @@ class Worker:
 
 
 @dataclass
-class Exchange:
+class Pending:
     """One call of `run`."""
 
-    jobs: Jobs
+    exchange: Exchange
     down: Any  # where in the object store the broadcast lies
     uploads: Uploads
     waiting: deque[list[int]]  # positions of clients that no worker has, call by call
@@ -92,10 +92,10 @@ class Exchange:
 
 class Ray:
     def __init__(
-        self, work: Work, store: Store, S: int, workers: int | None, timeout: float | None, address: str, device: str
+        self, work: ClientWork, store: Store, S: int, workers: int | None, timeout: float | None, address: str, device: str
     ) -> None:
         self.work, self.store, self.timeout = work, store, timeout
-        self.stacks = {stage: Stack(like, S).record for stage, like in work.uploads().items()}
+        self.stacks = {stage: RecordStack(like, S).record for stage, like in work.upload_templates().items()}
         setup, data = pack(work, store.initial)  # an error, if it cannot be sent, comes before a cluster is started
         self.disconnect = connect(address, workers)
         try:
@@ -116,13 +116,13 @@ class Ray:
         actor: Any = self.make.remote()
         return Worker(actor, deque([(actor.start.remote(*self.setup), [])]), since=time.monotonic())
 
-    def run(self, jobs: Jobs) -> Uploads:
-        S, device = len(jobs.ids), self.work.objective.model.device
-        stack = self.stacks[jobs.stage]
+    def run(self, exchange: Exchange) -> Uploads:
+        S, device = len(exchange.ids), self.work.objective.model.device
+        stack = self.stacks[exchange.stage]
         up = type(stack)(*(z[:S] for z in stack))
-        losses, buffers = torch.zeros(S, dtype=torch.float64), torch.zeros(S, len(jobs.buffers), dtype=torch.float64)
-        down = ray.put((record_bytes(jobs.down), as_bytes(jobs.buffers)))
-        now = Exchange(jobs, down, Uploads(up, buffers, losses, {}, {}), deque(self._calls(jobs)))
+        losses, buffers = torch.zeros(S, dtype=torch.float64), torch.zeros(S, len(exchange.buffers), dtype=torch.float64)
+        down = ray.put((record_bytes(exchange.down), as_bytes(exchange.buffers)))
+        now = Pending(exchange, down, Uploads(up, buffers, losses, {}, {}), deque(self._calls(exchange)))
         while now.waiting or any(positions for worker in self.workers for _, positions in worker.calls):
             for held in range(AHEAD):  # one for everybody first
                 for worker in self.workers:
@@ -132,28 +132,27 @@ class Ray:
         now.uploads.up = type(up)(*(z.to(device) for z in up))
         return now.uploads
 
-    def _calls(self, jobs: Jobs) -> list[list[int]]:
+    def _calls(self, exchange: Exchange) -> list[list[int]]:
         """Positions of the clients of each call: one client, or as many as make it worth its while."""
         # The longest first, so that the workers end together.
-        order = sorted(range(len(jobs.ids)), key=lambda position: -jobs.K[position])
+        order = sorted(range(len(exchange.ids)), key=lambda position: -exchange.K[position])
         count = len(order)
         if self.step_seconds is not None and self.timeout is None:  # a limit is for one client
-            worth = int(self.step_seconds * sum(jobs.K) / WORTH)
+            worth = int(self.step_seconds * sum(exchange.K) / WORTH)
             count = min(count, worth if worth >= 4 * len(self.workers) else len(self.workers))
         return [order[start::count] for start in range(count)]
 
-    def _send(self, worker: Worker, positions: list[int], now: Exchange) -> None:
-        jobs, tasks = now.jobs, []
+    def _send(self, worker: Worker, positions: list[int], now: Pending) -> None:
+        tasks = []
         for position in positions:
-            client = jobs.ids[position]
-            drawn = jobs.roles(position)
-            mem = record_bytes(self.store.read(client)) if client in self.store else None
-            tasks.append(Task(client, jobs.K[position], drawn, mem))
+            task = now.exchange.task(position)
+            mem = record_bytes(self.store.read(task.client)) if task.client in self.store else None
+            tasks.append(SentTask(task, mem))
         if not worker.calls:
             worker.since = time.monotonic()
-        worker.calls.append((worker.actor.clients.remote(now.down, jobs.stage, jobs.t, tasks), positions))
+        worker.calls.append((worker.actor.run_clients.remote(now.down, tasks), positions))
 
-    def _step(self, now: Exchange | None) -> None:
+    def _step(self, now: Pending | None) -> None:
         """Waits for the next answer of any worker, and takes what is there."""
         busy = {worker.calls[0][0]: worker for worker in self.workers if worker.calls}
         ready, _ = ray.wait(list(busy), timeout=self._patience())
@@ -180,7 +179,7 @@ class Ray:
             told = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
             raise RuntimeError(f"ray: no worker could start within {PATIENCE:g} s; free in the cluster: {told}")
 
-    def _take(self, worker: Worker, answer: Any, now: Exchange | None) -> None:
+    def _take(self, worker: Worker, answer: Any, now: Pending | None) -> None:
         positions = worker.calls[0][1]
         try:
             result = ray.get(answer)
@@ -194,7 +193,7 @@ class Ray:
         if not positions:
             worker.node, self.failed = result, 0
         elif now is not None:
-            self.step_seconds = result.seconds / sum(now.jobs.K[position] for position in positions)
+            self.step_seconds = result.seconds / sum(now.exchange.K[position] for position in positions)
             for j, position in enumerate(positions):
                 self._keep(result, j, position, now.uploads)
 
@@ -211,7 +210,7 @@ class Ray:
             for target, z in zip(self.store.slot_record(slot), answer.mem, strict=True):
                 as_bytes(target)[:] = z[j]
 
-    def _replace(self, worker: Worker, now: Exchange | None, why: str, late: bool = False) -> None:
+    def _replace(self, worker: Worker, now: Pending | None, why: str, late: bool = False) -> None:
         """A new worker for one that is gone; the clients that it held wait again."""
         with contextlib.suppress(RayError):
             ray.kill(worker.actor)
@@ -224,7 +223,7 @@ class Ray:
             self._retry([positions for _, positions in worker.calls], now, self._is_alive(worker.node), why, late)
         self.workers.append(self._start())
 
-    def _retry(self, calls: list[list[int]], now: Exchange, guilty: bool, why: str, late: bool) -> None:
+    def _retry(self, calls: list[list[int]], now: Pending, guilty: bool, why: str, late: bool) -> None:
         """The calls of a worker that is gone go back. The first, in which it ended, is tried again client by client, to
         find out which of them it is; guilty: it may be one of them, and not the node's death."""
         first, *rest = calls or [[]]

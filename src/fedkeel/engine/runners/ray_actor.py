@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster, and how tensors travel there: as plain bytes, which Ray does not pickle."""
+"""What runs on the nodes of a Ray cluster, and how tensors travel there: as plain bytes, which Ray need not pickle."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import down_record
 from fedkeel.data.federation import Federation
 from fedkeel.engine.allocator import keep_freed_memory
-from fedkeel.engine.client_work import Samples, Stack, Work
+from fedkeel.engine.client_work import ClientTask, ClientWork, RecordStack, Samples
 from fedkeel.errors import describe
 
 
 def as_bytes(z: Tensor) -> np.ndarray:
-    """The bytes of a tensor, [n], its own where it is contiguous and on the CPU. Not its numbers: numpy has no bfloat16."""
+    """The bytes of a tensor, [n]; not a copy if it is contiguous and on the CPU. Bytes, because numpy has no bfloat16."""
     return z.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -34,7 +34,7 @@ def record_bytes(record: Any) -> list[np.ndarray]:
 
 
 def tensor_of(data: np.ndarray, like: Tensor) -> Tensor:
-    """A tensor as `like` with these bytes, in memory that torch has aligned: matrix products may depend on that."""
+    """A tensor like `like` with these bytes. torch allocates it: BLAS may round differently for another alignment."""
     z = torch.empty(like.shape, dtype=like.dtype)
     as_bytes(z)[:] = data
     return z.to(like.device)
@@ -44,11 +44,11 @@ def record_of(data: list[np.ndarray], like: Any) -> Any:
     return type(like)(*(tensor_of(one, z) for one, z in zip(data, like, strict=True)))
 
 
-# The parts of a run that do not change --------------------------------------------------------------------------------
+# What stays the same during a run --------------------------------------------------------------------------------
 
 
-def pack(work: Work, initial: Any) -> tuple[bytes, dict[str, Any]]:
-    """(everything but the data, pickled as Ray pickles functions; the data as arrays that Ray need not pickle)."""
+def pack(work: ClientWork, initial: Any) -> tuple[bytes, dict[str, Any]]:
+    """(everything but the data, pickled as Ray pickles functions; the data, as arrays that Ray need not pickle)."""
     from ray import cloudpickle
 
     fed = {one.name: getattr(work.fed, one.name) for one in dataclasses.fields(work.fed) if one.name != "test"}
@@ -57,16 +57,16 @@ def pack(work: Work, initial: Any) -> tuple[bytes, dict[str, Any]]:
     parts = {one.name: getattr(work, one.name) for one in dataclasses.fields(work)}
     parts["fed"] = {name: z for name, z in fed.items() if name not in data}
     parts["objective"] = dataclasses.replace(work.objective, model=None)  # type: ignore[arg-type]
-    module = copy.deepcopy(work.objective.model.module).cpu()  # its own parameters, not views of the vector it is bound to
+    module = copy.deepcopy(work.objective.model.module).cpu()  # a copy's parameters are no views of the flat vector
     try:
         return cloudpickle.dumps((parts, module, initial)), data
     except Exception as error:
-        told = "model, loss or data hold something that cannot be sent to its workers"
-        raise ValueError(f"engine: 'ray': {told}: {describe(error)}; use 'processes'") from error
+        what = "model, loss or data hold something that cannot be sent to its workers"
+        raise ValueError(f"engine: 'ray': {what}: {describe(error)}; use 'processes'") from error
 
 
-def unpack(setup: bytes, data: dict[str, Any], device: str) -> tuple[Work, Any]:
-    """The same on a node -> (work, initial client record). The data stay where they are, in the object store."""
+def unpack(setup: bytes, data: dict[str, Any], device: str) -> tuple[ClientWork, Any]:
+    """The reverse of `pack`, on a node -> (work, initial client record). The data stay in the object store."""
     from ray import cloudpickle
 
     parts, module, initial = cloudpickle.loads(setup)
@@ -76,29 +76,29 @@ def unpack(setup: bytes, data: dict[str, Any], device: str) -> tuple[Work, Any]:
     parts["objective"].model = FlatModel(module.to(device), parts["algo"].facts.private)
     if initial is not None:
         initial = type(initial)(*(z.to(device) for z in initial))
-    return Work(**parts), initial
+    return ClientWork(**parts), initial
 
 
 def _shared(data: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the memory is read-only: batches are copies
+        warnings.simplefilter(
+            "ignore"
+        )  # torch warns that the memory is read-only; batches are copies, so nobody writes to it
         return torch.from_numpy(data).view(dtype).view(shape)
 
 
-# What travels in a round --------------------------------------------------------------------------------------------------
+# What travels in an exchange --------------------------------------------------------------------------------------------------
 
 
-class Task(NamedTuple):
-    """One client to run."""
+class SentTask(NamedTuple):
+    """A client's task, and its record."""
 
-    client: int
-    K: int
-    drawn: dict[str, float]
-    mem: list[np.ndarray] | None  # the bytes of its record; None: that of a client never seen before
+    task: ClientTask
+    mem: list[np.ndarray] | None  # the bytes of every field of the record; None: the client has none yet
 
 
 class Answer(NamedTuple):
-    """What came of n tasks. Rows of clients that failed are undefined."""
+    """The results of n tasks. Rows of clients that failed are undefined."""
 
     up: list[np.ndarray]  # bytes of every field of the uploads, [n, ...]
     mem: list[np.ndarray]  # bytes of every field of the new client records, [n, ...]
@@ -126,35 +126,36 @@ class Actor:
         self.work, self.initial = unpack(setup, data, device)
         model = self.work.objective.model
         self.down = down_record(self.work.algo, self.work.algo.init(model.vector())[0])
-        self.up, self.buffers = self.work.uploads(), model.read_buffers()
+        self.uploads, self.buffers = self.work.upload_templates(), model.read_buffers()
         return here.get_node_id()
 
     @torch.no_grad()
-    def clients(self, sent: tuple[list[np.ndarray], np.ndarray], stage: str, t: int, tasks: list[Task]) -> Answer:
-        """Runs some clients of a round."""
+    def run_clients(self, sent: tuple[list[np.ndarray], np.ndarray], tasks: list[SentTask]) -> Answer:
+        """Runs some clients of an exchange. sent: the bytes of the server's record and of the model's buffers."""
         start, n = time.perf_counter(), len(tasks)
         down, buffers = record_of(sent[0], self.down), tensor_of(sent[1], self.buffers)
-        up, losses, statistics = Stack(self.up[stage], n), [0.0] * n, buffers.new_zeros(n, len(buffers))
-        mem = None if self.initial is None else Stack(self.initial, n)
+        up, losses = RecordStack(self.uploads[tasks[0].task.stage], n), [0.0] * n
+        new_buffers = buffers.new_zeros(n, len(buffers))
+        mem = None if self.initial is None else RecordStack(self.initial, n)
         faults = {}
-        for j, (task, samples) in enumerate(zip(tasks, self._samples(t, tasks), strict=False)):
-            record = self.initial if task.mem is None else record_of(task.mem, self.initial)
+        for j, (sent_task, samples) in enumerate(zip(tasks, self._samples(tasks), strict=False)):
+            record = self.initial if sent_task.mem is None else record_of(sent_task.mem, self.initial)
             try:
-                result = self.work.one(stage, t, task.client, task.K, task.drawn, down, buffers, record, samples)
+                result = self.work.run_client(sent_task.task, down, buffers, record, samples)
             except Exception as error:  # whatever a client's code raises is that client's fault
                 faults[j] = describe(error)
                 continue
             up.put(j, result.up)
-            statistics[j], losses[j] = result.buffers, result.loss
+            new_buffers[j], losses[j] = result.buffers, result.loss
             if mem is not None:
                 mem.put(j, result.mem)
-        rows = [record_bytes(up.record), [] if mem is None else record_bytes(mem.record), [as_bytes(statistics)]]
-        sent_up, sent_mem, (sent_statistics,) = ([z.reshape(n, -1) for z in group] for group in rows)
-        return Answer(sent_up, sent_mem, sent_statistics, losses, faults, time.perf_counter() - start)
+        rows = [record_bytes(up.record), [] if mem is None else record_bytes(mem.record), [as_bytes(new_buffers)]]
+        sent_up, sent_mem, (sent_buffers,) = ([z.reshape(n, -1) for z in group] for group in rows)
+        return Answer(sent_up, sent_mem, sent_buffers, losses, faults, time.perf_counter() - start)
 
-    def _samples(self, t: int, tasks: list[Task]) -> Iterator[Samples | None]:
-        """What each client sees, fetched for several together; None where that failed: each by itself, then, to find out
-        whose data it is."""
+    def _samples(self, tasks: list[SentTask]) -> Iterator[Samples | None]:
+        """The samples of each client, fetched for several clients together. After a failure None for all that follow: then
+        each client fetches its own samples, and only the one whose data is bad fails."""
         with contextlib.suppress(Exception):
-            yield from self.work.samples(t, [task.client for task in tasks], [task.K for task in tasks])
+            yield from self.work.samples([sent_task.task for sent_task in tasks])
         yield from itertools.repeat(None)

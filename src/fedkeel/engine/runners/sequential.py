@@ -1,31 +1,28 @@
-"""One client after the other, in this process."""
+"""Runs one client after the other, in this process."""
 
 from __future__ import annotations
 
 import torch
 
-from fedkeel.engine.client_work import Jobs, Stack, Uploads, Work
+from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import describe
 
 
 class Sequential:
-    def __init__(self, work: Work, store: Store) -> None:
+    def __init__(self, work: ClientWork, store: Store) -> None:
         self.work, self.store = work, store
 
-    def run(self, jobs: Jobs) -> Uploads:
-        S = len(jobs.ids)
-        stack: Stack | None = None
-        uploads = Uploads(None, torch.zeros(S, len(jobs.buffers), dtype=torch.float64), torch.zeros(S).double(), {}, {})
-        fetched = self.work.samples(jobs.t, jobs.ids, jobs.K)
-        for position, (client, samples) in enumerate(zip(jobs.ids, fetched, strict=True)):
-            drawn = jobs.roles(position)
-            mem = self.store.read(client)
+    def run(self, exchange: Exchange) -> Uploads:
+        S, b = len(exchange.ids), len(exchange.buffers)
+        stack: RecordStack | None = None
+        uploads = Uploads(None, torch.zeros(S, b, dtype=torch.float64), torch.zeros(S).double(), {}, {})
+        tasks = exchange.tasks()
+        for task, samples in zip(tasks, self.work.samples(tasks), strict=True):
+            position, mem = task.position, self.store.read(task.client)
             try:
-                result = self.work.one(
-                    jobs.stage, jobs.t, client, jobs.K[position], drawn, jobs.down, jobs.buffers, mem, samples
-                )
-                stack = stack or Stack(result.up, S)
+                result = self.work.run_client(task, exchange.down, exchange.buffers, mem, samples)
+                stack = stack or RecordStack(result.up, S)
                 stack.put(position, result.up)
             except Exception as error:  # whatever a client's code raises is that client's fault
                 uploads.faults[position] = describe(error)

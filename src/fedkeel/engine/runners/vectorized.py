@@ -16,7 +16,7 @@ from fedkeel.core.one_client import at_once
 from fedkeel.core.records import check_finite
 from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
 from fedkeel.engine import seeding
-from fedkeel.engine.client_work import Jobs, Stack, Uploads, Work, stacked
+from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads, stacked
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import NotFinite, describe
 
@@ -25,7 +25,7 @@ class Vectorized:
     """Clients are grouped by their number of local steps, and by their batches where a loss needs whole ones; a group is one
     call of the algorithm."""
 
-    def __init__(self, work: Work, store: Store, compiled: bool = False) -> None:
+    def __init__(self, work: ClientWork, store: Store, compiled: bool = False) -> None:
         model = work.objective.model
         reason = "its normalisation layers stay with the clients" if model.private else cannot_vectorize(model.module)
         if reason:
@@ -35,19 +35,19 @@ class Vectorized:
         self.largest = int(work.fed.sizes.max())  # samples of a client; made once, for a round must not cost O(N)
         self.oracle = ManyOracle(work.objective, compiled)
 
-    def run(self, jobs: Jobs) -> Uploads:
-        S = len(jobs.ids)
-        stack: Stack | None = None
+    def run(self, exchange: Exchange) -> Uploads:
+        S = len(exchange.ids)
+        stack: RecordStack | None = None
         uploads = Uploads(None, torch.zeros(S, 0, dtype=torch.float64), torch.zeros(S).double(), {}, {})
-        kinds = [self._kind(client, K) for client, K in zip(jobs.ids, jobs.K, strict=True)]
+        kinds = [self._kind(client, K) for client, K in zip(exchange.ids, exchange.K, strict=True)]
         groups = [[position for position in range(S) if kinds[position] == kind] for kind in sorted(set(kinds))]
         for positions in groups:
-            K = jobs.K[positions[0]]
-            ids = [jobs.ids[position] for position in positions]
-            drawn = {name: z[positions] for name, z in jobs.drawn.items()}
+            K = exchange.K[positions[0]]
+            ids = [exchange.ids[position] for position in positions]
+            drawn = {name: z[positions] for name, z in exchange.drawn.items()}
             mem = None if self.store.initial is None else stacked([self.store.read(client) for client in ids])
             try:
-                up, new, losses = self._group(jobs, ids, K, drawn, mem)
+                up, new, losses = self._group(exchange, ids, K, drawn, mem)
             except Exception as error:
                 if len(positions) > 1:  # one of them is to blame: each on its own
                     groups += [[position] for position in positions]
@@ -59,7 +59,7 @@ class Vectorized:
             uploads.faults |= {positions[row]: why for row, why in bad.items()}
             rows = [row for row in range(len(positions)) if row not in bad]
             places = [positions[row] for row in rows]
-            stack = stack or Stack(type(up)(*(z[0] for z in up)), S)
+            stack = stack or RecordStack(type(up)(*(z[0] for z in up)), S)
             stack.put(places, up if not bad else type(up)(*(z[rows] for z in up)))
             uploads.losses[places] = losses[rows].double()
             if new is not None:
@@ -74,12 +74,12 @@ class Vectorized:
         return K, self.work.fed.size(client) if self.work.objective.each is None else 0
 
     def _group(
-        self, jobs: Jobs, ids: Sequence[int], K: int, drawn: dict[str, np.ndarray], mem: Any
+        self, exchange: Exchange, ids: Sequence[int], K: int, drawn: dict[str, np.ndarray], mem: Any
     ) -> tuple[Any, Any, Tensor]:
         """Runs some clients of a round, all with the same K, at once; mem is [S, ...] -> (up, mem, losses [S])."""
         work, model = self.work, self.work.objective.model
-        numbers = [work.batch_numbers(jobs.t, client, K) for client in ids]
-        x, y, rows = self._pool(jobs.t, ids, [order for order, _ in numbers])
+        numbers = [work.batch_numbers(exchange.t, client, K) for client in ids]
+        x, y, rows = self._pool(exchange.t, ids, [order for order, _ in numbers])
         parts = [_cut(mine, sizes) for mine, (_, sizes) in zip(rows, numbers, strict=True)]
         if len(numbers[0][1]) < K:
             batches = [self._padded(x, y, rows)] * K
@@ -92,10 +92,16 @@ class Vectorized:
             batches = list(zip(*(z.view(K, len(ids), *z.shape[1:]) for z in everything), strict=True))
         roles = {name: torch.as_tensor(z, dtype=model.dtype, device=model.device).unsqueeze(-1) for name, z in drawn.items()}
         steps = ManyClients(
-            work.objective, jobs.t, self.oracle, len(ids), batches, lambda: self._everything(ids), SimpleNamespace(**roles)
+            work.objective,
+            exchange.t,
+            self.oracle,
+            len(ids),
+            batches,
+            lambda: self._everything(ids),
+            SimpleNamespace(**roles),
         )
-        steps.seeds = lambda: [seeding.method_seed(work.seed, jobs.t, client) for client in ids]
-        up, new = getattr(work.algo.at(jobs.t, work.lr_decay), jobs.stage)(jobs.down, mem, steps)
+        steps.seeds = lambda: [seeding.method_seed(work.seed, exchange.t, client) for client in ids]
+        up, new = getattr(work.algo.at(exchange.t, work.lr_decay), exchange.stage)(exchange.down, mem, steps)
         losses = torch.stack(steps.losses).double().mean(0) if steps.losses else torch.full((len(ids),), torch.nan)
         return up, new, losses
 

@@ -1,9 +1,15 @@
-"""The state of a run on disk: one safetensors file, replaced atomically, beside the file of client memory."""
+"""A checkpoint: the state of a run in one safetensors file, which is replaced atomically. Client memory lies in a file of its
+own beside it (store.py).
+
+A checkpoint also holds the run's identity: settings, method, model and data. A run that resumes must have the same one.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +19,26 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedkeel.engine.settings import alike
+from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.flat import FlatModel
+from fedkeel.core.records import form
+from fedkeel.engine.settings import Settings, alike
 from fedkeel.files import write_atomically
 
 FORMAT = "fedkeel-checkpoint-1"
 
 
 def save_checkpoint(path: Path, t: int, server: Any, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """t: the next round; tensors: buffers and store index; facts: config, history and the like, as JSON."""
+    """t: the next round.  tensors: the model's buffers and the index of the store.  facts: all else, kept as JSON."""
     named = {f"server.{name}": z.detach().cpu().contiguous() for name, z in server._asdict().items()}
-    # safetensors refuses tensors that share memory, and a first record may hold the same zeros twice
+    # safetensors refuses tensors that share memory, and an initial record may hold the same zeros twice.
     named = {name: z.clone() for name, z in (named | tensors).items()}
     metadata = {"format": FORMAT, "round": str(t), "facts": json.dumps(facts, default=_number)}
     write_atomically(path, save(named, metadata))
 
 
 def _number(value: Any) -> Any:
-    """Settings may be numpy's numbers, which JSON does not know."""
+    """numpy's numbers as Python's: settings may hold them, and JSON does not know them."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be part of a checkpoint")
@@ -49,20 +58,39 @@ def load_checkpoint(path: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]]
 
 
 def server_from(tensors: dict[str, Tensor], template: Any, device: torch.device) -> Any:
-    """The server record in a checkpoint, shaped like the template."""
+    """The server record in a checkpoint. Its form must be that of the template."""
     values = []
     for name, z in template._asdict().items():
         saved = tensors.get(f"server.{name}")
         if saved is None or saved.shape != z.shape or saved.dtype != z.dtype:
             raise ValueError(f"checkpoint: its server record does not fit this run (field {name})")
-        values.append(saved.to(device, copy=True))  # where torch puts it: products depend on where the numbers lie
+        values.append(saved.to(device, copy=True))  # in memory that torch aligns: BLAS may round differently elsewhere
     return type(template)(*values)
 
 
-def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collection[str] = ()) -> None:
-    """Raises if the run of a checkpoint was another one: with other settings, another method, model or data.
+def run_identity(
+    settings: Settings, algo: Algorithm, model: FlatModel, initial: Any, t: int, data: str | None, frozen: str | None
+) -> dict[str, Any]:
+    """What must not change between a checkpoint and the run that resumes from it.
 
-    theory: hyper-parameters that were not given, but follow from the size of the run.
+    initial: the record of a new client.  t: the next round.  data, frozen: fingerprints of data and frozen parameters.
+    """
+    kept = dataclasses.asdict(settings) | {"dtype": str(model.dtype)}
+    for free in ("rounds", "evaluate_every", "min_clients"):
+        del kept[free]
+    if isinstance(kept["cohort"], Sequence):  # a list of clients per round: later rounds may still change
+        past = [list(ids) for ids in kept["cohort"]][:t]
+        kept["cohort"] = hashlib.sha256(repr(past).encode()).hexdigest()
+    shapes = [[name, list(shape)] for name, shape in zip(model.names, model.shapes, strict=True)]
+    method = {"name": algo.name, **dataclasses.asdict(algo)}  # type: ignore[call-overload]
+    identity = {"settings": kept, "algorithm": method, "model": shapes, "data": data, "client records": form(initial)}
+    return identity | ({"frozen parameters": frozen} if frozen else {})
+
+
+def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collection[str] = ()) -> None:
+    """Raises if two identities differ.
+
+    theory: hyper-parameters that the user did not give, because they follow from the size of the run.
     """
     for part, ours in now.items():
         theirs = then.get(part)

@@ -1,5 +1,4 @@
-"""Records laid out in plain memory, so that processes can share them, numbers that they draw, and a word with the
-allocator."""
+"""Memory that forked processes share: records laid out in a block of bytes, and numbered tickets that each draw once."""
 
 from __future__ import annotations
 
@@ -7,34 +6,51 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-ALIGN = 64
+ALIGN = 64  # bytes; torch aligns its own tensors in the same way
 
 
 class Layout:
-    """Where the tensors of a record lie in a block of bytes."""
+    """Where the tensors of a record lie in a block of bytes. A field may itself be a record, or a dict of records."""
 
-    def __init__(self, template: Any, rows: int | None = None) -> None:
-        """With `rows`, every field is stacked that many times: [rows, ...]."""
-        self.kind = type(template)
-        self.fields: list[tuple[torch.Size, torch.dtype, int]] = []
+    def __init__(self, template: Any) -> None:
+        """Only shapes and dtypes of the template count."""
         self.nbytes = 0
-        for z in template:
-            shape = z.shape if rows is None else torch.Size((rows, *z.shape))
-            self.fields.append((shape, z.dtype, self.nbytes))
-            self.nbytes += -(-shape.numel() * z.element_size() // ALIGN) * ALIGN
+        self.places = _mapped(template, Tensor, self._reserve)
+
+    def _reserve(self, z: Tensor) -> Place:
+        place = Place(self.nbytes, z.shape, z.dtype)
+        self.nbytes += -(-z.numel() * z.element_size() // ALIGN) * ALIGN
+        return place
 
     def view(self, memory: mmap.mmap, offset: int = 0) -> Any:
-        """The record that lies at `offset`, without copying."""
-        return self.kind(*(tensor_in(memory, offset + at, shape, dtype) for shape, dtype, at in self.fields))
+        """The record at `offset`, without copying."""
+        return _mapped(self.places, Place, lambda place: _tensor_in(memory, offset + place.offset, *place[1:]))
 
 
-def tensor_in(memory: mmap.mmap, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+class Place(NamedTuple):
+    """Where one tensor lies in a block."""
+
+    offset: int
+    shape: Sequence[int]
+    dtype: torch.dtype
+
+
+def _mapped(record: Any, leaf: type, change: Callable[[Any], Any]) -> Any:
+    """The same nest of records and dicts, with every leaf changed."""
+    if isinstance(record, leaf):
+        return change(record)
+    if isinstance(record, dict):
+        return {name: _mapped(z, leaf, change) for name, z in record.items()}
+    return type(record)(*(_mapped(z, leaf, change) for z in record))
+
+
+def _tensor_in(memory: mmap.mmap, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = torch.Size(shape).numel()
     if count == 0:
         return torch.empty(tuple(shape), dtype=dtype)
@@ -42,18 +58,18 @@ def tensor_in(memory: mmap.mmap, offset: int, shape: Sequence[int], dtype: torch
 
 
 def shared_block(nbytes: int) -> mmap.mmap:
-    """Zeroed memory that forked processes share; pages are only taken once written."""
+    """Zeroed memory that forked processes share. The system takes a page only when somebody writes to it."""
     if sys.platform == "linux":
-        noreserve = 0x4000  # MAP_NORESERVE: a sparse block may be larger than the memory
+        noreserve = 0x4000  # MAP_NORESERVE: a block with few used pages may be larger than the memory
         return mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | noreserve)
     return mmap.mmap(-1, max(nbytes, 1))
 
 
 class Tickets:
-    """The numbers 0, 1, 2, ... n; every call of `draw` in any forked process gets the next one, and n once all are drawn.
+    """The numbers 0, 1, 2, ... n - 1. Each call of `draw`, in whatever process, gets the next one; after the last it gets n.
 
-    They stand in a file, and forked processes share the place up to which it was read. The kernel moves that, so a process
-    may be killed at any moment; one that holds a lock may not.
+    The numbers stand in a file, and forked processes share its read position. The kernel moves that position, so you may
+    kill a process at any moment. A lock would stay locked if its holder were killed.
     """
 
     def __init__(self, n: int) -> None:
@@ -67,6 +83,7 @@ class Tickets:
         self.restart()
 
     def restart(self) -> None:
+        """The next call of `draw` gets 0 again."""
         os.lseek(self.file, 0, os.SEEK_SET)
 
     def draw(self) -> int:

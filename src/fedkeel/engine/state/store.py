@@ -1,9 +1,11 @@
-"""Client memory: one record per client that was ever seen, in shared memory or in a file.
+"""Client memory: the record of every client that has taken part, in shared memory or in a file.
 
-A record is never overwritten. A new one goes to a free slot and becomes valid when it is committed; the old slot is free
-again once no checkpoint needs it. So a client that fails keeps what it had, and a kill at any moment leaves everything
-that the last checkpoint points to. A file begins with a random name that its checkpoints know, so that another file, or a
-new one in place of one that was deleted, is not taken for it.
+The store never overwrites a record. A new record goes to a free slot, and `commit` makes it the client's record. The old slot
+becomes free as soon as no checkpoint needs it. So a client that fails keeps its old record, and a kill at any moment leaves
+everything that the last checkpoint points to.
+
+A file starts with random bytes, its name. The checkpoint holds the same name. So a resumed run notices if somebody has
+replaced the file.
 """
 
 from __future__ import annotations
@@ -22,35 +24,36 @@ from torch import Tensor
 from fedkeel.engine.state.shared_memory import ALIGN, Layout, shared_block
 from fedkeel.files import guarded
 
-CHUNK = 64  # slots reserved on disk at a time, so that a full disk is an error and not a crash
-CHUNK_BYTES = 1 << 24  # but no more than this, where records are large
+CHUNK = 64  # slots reserved on disk at a time. Writing to a mapped file on a full disk would kill the process
+CHUNK_BYTES = 1 << 24  # but no more than this if records are large
 NAME_BYTES = 16
+FILE = "clients.bin"
 
 
 class Store:
     """Slots of equal size. `live` says which slot holds the record of a client."""
 
     def __init__(self, initial: Any, seen: int, S: int, path: Path | None = None) -> None:
-        """seen: the most clients that will ever take part, S of them at a time."""
-        self.initial = initial  # the record of a client never seen before; None: clients keep nothing
-        self.live: dict[int, int] = {}
+        """seen: the most clients that will ever take part.  S: the most clients of an exchange."""
+        self.initial = initial  # the record of a new client; None: clients keep nothing
+        self.live: dict[int, int] = {}  # client -> slot
         self.free: list[int] = []
-        self.fresh = 0  # slots from here on were never used
-        self.reserved = 0
-        self.pinned: set[int] = set()  # slots that the last checkpoint points to
-        self.waiting: list[int] = []  # retired slots that it still needs
+        self.fresh = 0  # slots from this number on were never used
+        self.reserved = 0  # slots below this number have room on the disk
+        self.pinned: set[int] = set()  # slots that the last checkpoint needs
+        self.waiting: list[int] = []  # old slots that become free with the next checkpoint
         self.path = path if initial is not None else None
         if initial is None:
             return
         self.layout = Layout(initial)
         self.size = max(self.layout.nbytes, ALIGN)
-        # Live slots, those of the last checkpoint, and the ones being written.
+        # Room for the live slots, for those of the last checkpoint, and for those that are being written.
         self.nbytes = self._place(2 * seen + 2 * S + CHUNK)
         if path is None:
             self.memory = shared_block(self.nbytes)
         elif not path.exists():
             self._create(path)
-        # A file that exists belongs to a checkpoint: it is left alone until `restore` knows that it is the right one.
+        # A file that exists belongs to a checkpoint. Only `restore` opens it, after it has checked the name.
 
     def _create(self, path: Path) -> None:
         with open(path, "xb") as file:
@@ -64,14 +67,14 @@ class Store:
             return mmap.mmap(file.fileno(), self.nbytes)
 
     def _place(self, slot: int) -> int:
-        """Where a slot begins."""
+        """The byte at which a slot begins."""
         return ALIGN + slot * self.size
 
     def __contains__(self, client: int) -> bool:
         return client in self.live
 
     def slot_record(self, slot: int | None) -> Any:
-        """The record in a slot, without copying; the initial one for None."""
+        """The record in a slot, without copying. For None the record of a new client."""
         if slot is None or self.initial is None:
             return self.initial
         return self.layout.view(self.memory, self._place(slot))
@@ -80,7 +83,7 @@ class Store:
         return self.slot_record(self.live.get(client))
 
     def stage(self) -> int:
-        """A slot to write a new record to."""
+        """A free slot for a new record."""
         if self.free:
             return self.free.pop()
         slot, self.fresh = self.fresh, self.fresh + 1
@@ -103,17 +106,18 @@ class Store:
             target.copy_(z)
 
     def commit(self, client: int, slot: int) -> None:
-        """Makes the record in `slot` the client's own."""
+        """Makes the record in `slot` the client's record."""
         old = self.live.get(client)
         self.live[client] = slot
         if old is not None:
             (self.waiting if old in self.pinned else self.free).append(old)
 
     def discard(self, slot: int) -> None:
+        """Frees a slot that was staged, but will not be committed."""
         self.free.append(slot)
 
     def index(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the store: clients and their slots, and what a new client begins with."""
+        """What a checkpoint keeps of the store: clients, their slots, and the record of a new client."""
         live = torch.tensor(list(self.live.items()), dtype=torch.int64).reshape(-1, 2)
         index = {"store.clients": live[:, 0].contiguous(), "store.slots": live[:, 1].contiguous()}
         if self.path is not None:
@@ -122,17 +126,18 @@ class Store:
         return index | {f"store.initial.{name}": z.cpu() for name, z in self._first().items()}
 
     def _first(self) -> dict[str, Tensor]:
-        """The fields of the record of a client never seen before. A model that comes with other weights when a run goes on
-        must not change it."""
+        """The fields of a new client's record. A checkpoint keeps them, because the record may depend on the initial model, and
+        a script that resumes may make its model with other weights."""
         return {} if self.initial is None else self.initial._asdict()
 
     def pin(self) -> None:
-        """The checkpoint with the present index is on disk: only its slots are needed from now on."""
+        """Call this when the checkpoint with the present index is on disk. The slots of the one before become free."""
         self.pinned = set(self.live.values())
         self.free += self.waiting
         self.waiting = []
 
     def restore(self, index: dict[str, Tensor]) -> None:
+        """Goes back to the state of a checkpoint."""
         if first := {name: index.get(f"store.initial.{name}", z).to(z.device) for name, z in self._first().items()}:
             self.initial = type(self.initial)(**first)
         self.live = dict(zip(index["store.clients"].tolist(), index["store.slots"].tolist(), strict=True))
@@ -145,7 +150,7 @@ class Store:
             self._reopen(self.path, bytes(index["store.name"].tolist()))
 
     def _reopen(self, path: Path, name: bytes) -> None:
-        """Maps the file, if it is the one with this name and holds all live slots."""
+        """Maps the file into memory, after a check that it has this name and holds all live slots."""
         with guarded(path, lambda: open(path, "rb")) as file:
             whole = os.fstat(file.fileno()).st_size >= self._place(self.fresh)
             if file.read(NAME_BYTES) != name or not whole:
@@ -156,10 +161,10 @@ class Store:
 
 
 def open_store(initial: Any, seen: int, S: int, path: Path | None, on_disk: bool) -> Store:
-    """Client memory in the file at `path`; without one in a file that goes with the store (on_disk), or in shared memory."""
+    """Client memory in the file at `path`. Without a path: in a temporary file (on_disk), or in shared memory."""
     if path is None and not on_disk:
         return Store(initial, seen, S)
-    file = path or Path(tempfile.mkdtemp(prefix="fedkeel-")) / "clients.bin"
+    file = path or Path(tempfile.mkdtemp(prefix="fedkeel-")) / FILE
     store: Store = guarded(file, lambda: Store(initial, seen, S, file))
     if path is None:
         weakref.finalize(store, shutil.rmtree, file.parent, ignore_errors=True)

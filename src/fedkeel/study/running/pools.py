@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from fedkeel.engine.forked import die_with, interrupts_wait
 from fedkeel.engine.machine import forget_peak
-from fedkeel.engine.runners.processes import die_with, interrupts_wait
 from fedkeel.errors import StorageError, in_words
 from fedkeel.runs import named as runs
 from fedkeel.runs.trackers import tracked

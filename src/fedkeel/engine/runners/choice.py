@@ -1,0 +1,72 @@
+"""Which runner runs the clients of an exchange: the one that `engine=` names, or clients on other machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fedkeel.engine.client_work import ClientWork, Exchange, Uploads
+from fedkeel.engine.machine import cores
+
+
+class Runner(Protocol):
+    """Runs all clients of an exchange and returns what they upload."""
+
+    def run(self, exchange: Exchange) -> Uploads: ...
+
+    def close(self) -> None: ...
+
+
+class Remote(Protocol):
+    """Clients on other machines, which keep their records themselves."""
+
+    name: str  # for the summary of the run
+    store: Any  # used instead of a Store; its slots are numbers of records that lie with the clients
+
+    def begin(self, work: ClientWork, initial: Any) -> Runner:
+        """initial: the record of a client that takes part for the first time."""
+
+
+@dataclass
+class EngineChoice:
+    """The engine that the user named. `start` replaces the name `auto` by the engine that it chooses."""
+
+    name: str
+    workers: int | None
+    timeout: float | None
+    ray: dict[str, str]  # address and device
+    remote: Remote | None = None
+    why: str = ""  # the reason, if the engine was chosen automatically
+
+    def __post_init__(self) -> None:
+        if self.remote is not None:
+            self.name = self.remote.name
+
+    def start(self, work: ClientWork, store: Any, initial: Any, first: Exchange, S: int, rounds: int) -> Runner:
+        """Starts the runner. Imports no other runner than that.
+
+        first: an exchange like those to come.  S: the most clients of an exchange.  rounds: how many are still to run.
+        """
+        if self.remote is not None:
+            return self.remote.begin(work, initial)
+        if self.name == "auto" and self.timeout is not None:
+            self.name, self.why = "processes", "a time limit needs worker processes"
+        if self.name == "auto":
+            from fedkeel.engine.runners import auto
+
+            self.name, self.why = auto.choose(work, store, first, rounds, self.workers)
+        if self.name == "processes":
+            from fedkeel.engine.runners.processes import Processes
+
+            return Processes(work, store, first.down, S, min(self.workers or cores(), S), self.timeout)
+        if self.name == "ray":
+            from fedkeel.engine.runners.ray import Ray
+
+            return Ray(work, store, S, self.workers, self.timeout, **self.ray)
+        if self.name == "sequential":
+            from fedkeel.engine.runners.sequential import Sequential
+
+            return Sequential(work, store)
+        from fedkeel.engine.runners.vectorized import Vectorized
+
+        return Vectorized(work, store, compiled=self.name == "compiled")
