@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedkeel.core.hyperparameters import check_value, plain
+from fedkeel.core.hyperparameters import check_value, python_number
 from fedkeel.core.records import Record
 from fedkeel.core.registry import import_file, registered
 from fedkeel.core.steps import Steps
@@ -92,7 +92,7 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = plain(getattr(self, field.name))
+            value = python_number(getattr(self, field.name))
             check_value(self.name, field, value)
             object.__setattr__(self, field.name, value)
 

@@ -82,7 +82,7 @@ class Trainer:
         K, fewest = float(settings.steps_of(fed.sizes).mean()), settings.smallest_cohort(self.N)
         self.given, self.algo = algo, algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest))
         settings.check_decay(self.algo)
-        self.work = Work(self.algo, fed, objective, settings.seed, settings.batch_size, settings.lr_decay)
+        self.work = Work(self.algo, fed, objective, settings.seed, settings.batch, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
         self.t = 0
@@ -282,9 +282,7 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and its continuation."""
-        settings = dataclasses.asdict(self.settings) | {"dtype": str(self.model.dtype)}
-        for free in ("rounds", "evaluate_every", "min_clients"):
-            del settings[free]
+        settings = self.settings.identity() | {"dtype": str(self.model.dtype)}
         if isinstance(settings["cohort"], Sequence):
             settings["cohort"] = hashlib.sha256(
                 repr([list(ids) for ids in settings["cohort"]][: self.t]).encode()
