@@ -36,7 +36,7 @@ from tests.flower_network import BIN, environment, flwr, free_port, status, wait
 import fedkeel as fk
 from fedkeel.deploy.project import init
 from fedkeel.runs.config import RunConfig, resolve
-from fedkeel.runs.named import run
+from fedkeel.runs.from_config import train as run
 
 ROWS, PAGE = ROOT / "results/flower_simulation.jsonl", ROOT / "results/flower_simulation.md"
 TASK = {"clients": 6, "cohort": 4, "rounds": 10, "local_steps": 10, "model": "mlp", "concentration": 0.5}

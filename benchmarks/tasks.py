@@ -56,7 +56,8 @@ def one(name: str, places: argparse.Namespace) -> dict[str, Any]:
     from fedkeel.engine.loss import cross_entropy
     from fedkeel.engine.train import make_flat
     from fedkeel.runs.config import RunConfig, resolve
-    from fedkeel.runs.named import run, task
+    from fedkeel.runs.from_config import task
+    from fedkeel.runs.from_config import train as run
 
     settings = {key: z.replace("MINILM", places.minilm) if isinstance(z, str) else z for key, z in TASKS[name].items()}
     folder = places.cifar_dir if settings["data"] == "cifar10" else places.data_dir
@@ -74,7 +75,7 @@ def one(name: str, places: argparse.Namespace) -> dict[str, Any]:
     own, workers = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     scores = [row["test_accuracy"] for row in result.history if row["test_accuracy"] is not None]
     return {
-        "name": name, "config": config.model_dump(exclude_none=True, exclude={"data_dir"}), "d": len(result.params),
+        "name": name, "config": {key: z for key, z in config.as_dict().items() if key != "data_dir"}, "d": len(result.params),
         "before": before["test_accuracy"], "after": scores[-1], "seconds": seconds, "engine": result.engine,
         "samples": [len(fed.y), len(fed.test[1])], "megabytes": max(own, workers) / 1024, "clients": len(fed),
     }  # fmt: skip

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fedkeel as fk
-from fedkeel.runs import named as runs
+from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 
 
@@ -28,7 +28,7 @@ def seconds(make: Callable[[], Any], fed: fk.Federation) -> float:
 
 def main(folder: str, data: str = "sst2", layers: str = "2") -> None:
     config = RunConfig(data=data, model=f"hf:{folder}", split="iid", lora_layers=int(layers), lora_rank=8)
-    make, fed = runs.task(config)
+    make, fed = from_config.task(config)
     fed.test = None
     states = make()[0].hidden.states
 

@@ -20,7 +20,7 @@ _PUBLIC = {
     "from_folder": "fedkeel.data.own_files:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
     "load": "fedkeel.data.load:load",
-    "resume": "fedkeel.runs.named:resume",
+    "resume": "fedkeel.runs.from_config:resume",
     "train": "fedkeel.engine.train:train",
 }
 __all__ = sorted(_PUBLIC)
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedkeel.engine.result import Run
     from fedkeel.engine.train import train
     from fedkeel.errors import RoundError
-    from fedkeel.runs.named import resume
+    from fedkeel.runs.from_config import resume
 
 
 def __getattr__(name: str) -> Any:

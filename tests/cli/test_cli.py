@@ -173,7 +173,7 @@ def test_out_cannot_be_written(fedkeel, tmp_path):
         ("run --lr high", "fedavg: lr = 'high' is not allowed; it must be > 0"),
         ("run --lr=", "fedavg: lr = '' is not allowed; it must be > 0"),
         ("run --lr", "option --lr needs a value; it must be > 0"),
-        ("run --concentration 0", "concentration = 0.0 is not allowed; it must be > 0"),
+        ("run --concentration 0", "concentration = 0 is not allowed; it must be > 0"),
         ("run --cohort 101", "cohort = 101 is not allowed; it must be from 1 to the number of clients, 100"),
         ("run --cohort 1.5", "cohort = 1.5 is not allowed; it must be > 0 and <= 1 as a fraction"),
         ("run --clients ten", "clients = 'ten' is not allowed; it must be a whole number >= 1"),

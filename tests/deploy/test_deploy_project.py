@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from fedkeel.cli.app import main
 from fedkeel.deploy import roster
 from fedkeel.deploy.project import client_app, config_of, server_app
-from fedkeel.runs.config import RunConfig, read, resolve
-from fedkeel.runs.named import run
+from fedkeel.runs.config import SETTINGS, RunConfig, read, resolve
+from fedkeel.runs.from_config import train as run
 from tests.deploy.flower_grid import HereGrid, context
 
 TASK = {"clients": 3, "cohort": 2, "rounds": 3, "model": "logistic", "local_steps": 2, "weights": "samples"}
@@ -50,7 +50,7 @@ def flat_config(app: Path) -> dict:
 def test_the_config_survives(finished, tmp_path):
     assert cli("deploy", "init", str(tmp_path / "app"), "--from", str(finished)) == 0
     ours, theirs = resolve(config_of(flat_config(tmp_path / "app"))), read(finished / "config.toml")
-    different = {key for key in RunConfig.model_fields if getattr(ours, key) != getattr(theirs, key)}
+    different = {key for key in SETTINGS if getattr(ours, key) != getattr(theirs, key)}
     assert different <= {"engine"}, "what is left out must be at its default"
 
 

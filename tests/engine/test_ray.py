@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 import fedkeel as fk
 from fedkeel.cli import app as cli
 from fedkeel.runs.config import RunConfig, resolve
-from fedkeel.runs.stored import difference
+from fedkeel.runs.saved_config import difference
 from tests.engine import test_engines, test_faults
 from tests.engine.test_engines import PLENTY, dropout_net, norm_net, same
 from tests.engine.test_faults import BAD, MARK, REST, raises, times
@@ -333,7 +333,7 @@ def test_what_workers_ask_for(monkeypatch: pytest.MonkeyPatch, total: Any, asked
 def test_whole_runs(free: Any, tmp_path: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nodes do not see the directories of the driver, the results are sent; a run that fails stops no other."""
     from fedkeel.engine.state import directory
-    from fedkeel.runs import named as runs
+    from fedkeel.runs import from_config
     from fedkeel.study.running import ray_runs
 
     if not shared:
@@ -346,7 +346,7 @@ def test_whole_runs(free: Any, tmp_path: Path, shared: bool, monkeypatch: pytest
     assert ended[2] is None
     assert "unknown name 'nothing'" in ended[1]
     for config, out in ((good[0], outs[0]), (good[1], outs[2])):
-        straight = runs.run(config.changed(engine="sequential"), progress=False)
+        straight = from_config.train(config.changed(engine="sequential"), progress=False)
         assert directory.summary(out, 3)["final_accuracy"] == straight.history[-1]["test_accuracy"]
         assert [row["train_loss"] for row in directory.history(out)] == [row["train_loss"] for row in straight.history]
         assert difference(out, resolve(config)) is None

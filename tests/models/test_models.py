@@ -21,7 +21,7 @@ from fedkeel.models import DENSE, IMAGES, MODELS, TEXT, make_model
 from fedkeel.models.lenet import SMU
 from fedkeel.models.pool import MaxPool
 from fedkeel.models.resnet import Residual, two_groups
-from fedkeel.runs import named as runs
+from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 
 MNIST, CIFAR, TINY, IMAGENET = (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 224, 224)
@@ -328,11 +328,11 @@ def test_the_smallest_images_are_taken_and_smaller_ones_refused(name: str) -> No
 def test_a_federation_tells_its_vocabulary_and_classes() -> None:
     fed = federation("lstm")
     fed.classes = 5
-    make, _ = runs.task(RunConfig(model="lstm"), fed)
+    make, _ = from_config.task(RunConfig(model="lstm"), fed)
     assert make()[0].embedding.num_embeddings == 11
     assert make()[1].out_features == 5
     fed.classes = None
-    assert runs.task(RunConfig(model="lstm"), fed)[0]()[1].out_features == int(fed.y.max()) + 1
+    assert from_config.task(RunConfig(model="lstm"), fed)[0]()[1].out_features == int(fed.y.max()) + 1
 
 
 # The user's own -------------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_faulty_factories(mine: str, name: str, message: str) -> None:
 
 def test_a_model_of_ones_own_runs_and_resumes_by_name(mine: str, tmp_path: Path) -> None:
     plan = RunConfig(model="my_nets:sized", clients=5, cohort=2, rounds=1, local_steps=1, engine="sequential")
-    runs.run(plan, tmp_path / "run", progress=False)
+    from_config.train(plan, tmp_path / "run", progress=False)
     again = fk.resume(tmp_path / "run", rounds=2, progress=False)
     assert len(again.history) == 2
     assert len(again.params) == 650

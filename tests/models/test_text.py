@@ -15,7 +15,7 @@ from fedkeel.data import load as sources
 from fedkeel.data.federation import Dataset
 from fedkeel.data.texts import PAIR, Texts
 from fedkeel.files import read_toml
-from fedkeel.runs import named as runs
+from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 
 REASON = "needs the extra fedkeel[text]"
@@ -108,7 +108,7 @@ def config(model: str, **changes: Any) -> RunConfig:
 
 
 def train(model: str, **changes: Any) -> fk.Run:
-    return runs.run(config(model, **changes), progress=False)
+    return from_config.train(config(model, **changes), progress=False)
 
 
 # What is trained ------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_adapters_of_gpt2_have_as_many_parameters_as_in_the_paper() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_computes_what_the_library_does(folders: dict[str, str], kind: str) -> None:
     """With adapters of zero: the pretrained classifier, for texts of unlike length, padded as the library pads."""
-    make, fed = runs.task(config(folders[kind]))
+    make, fed = from_config.task(config(folders[kind]))
     torch.manual_seed(5)
     model = make().eval()
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folders[kind], num_labels=2).eval()
@@ -159,7 +159,7 @@ def test_adapters_and_head_travel_and_nothing_else_moves(folders: dict[str, str]
     same = [torch.equal(p, files[name]) for name, p in frozen.items() if name in files]
     assert len(same) > 10
     assert all(same)
-    start = runs.task(config(folders[kind]))[0]()
+    start = from_config.task(config(folders[kind]))[0]()
     moved = [p.count_nonzero() > 0 for name, p in run.model.named_parameters() if "lora_B" in name]
     assert all(moved)
     assert not any(p.count_nonzero() for name, p in start.named_parameters() if "lora_B" in name)
@@ -233,12 +233,12 @@ def test_blocks_before_the_first_adapter_are_run_once_per_text(
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(layer, "forward", counted)
-    make, fed = runs.task(config(folders["bert"], lora_layers=1))
+    make, fed = from_config.task(config(folders["bert"], lora_layers=1))
     for engine in ("processes", "sequential"):  # what a worker has computed is there for all
         calls.clear()
         fk.train(make, fed, "fedavg", rounds=2, cohort=4, engine=engine, progress=False)
     assert set(calls) == {"adapted"}
-    make, fed = runs.task(config(folders["bert"], lora_layers=1))
+    make, fed = from_config.task(config(folders["bert"], lora_layers=1))
     with torch.no_grad():
         make()(fed.x)
         assert set(calls) == {"adapted"}
@@ -248,7 +248,7 @@ def test_blocks_before_the_first_adapter_are_run_once_per_text(
 
 
 def test_states_of_real_tokens_are_kept_and_no_others(folders: dict[str, str], tmp_path: Path) -> None:
-    make, fed = runs.task(config(folders["bert"], lora_layers=2))
+    make, fed = from_config.task(config(folders["bert"], lora_layers=2))
     (folder,) = (tmp_path / "cache").glob("hidden-*")
     states = hidden.HiddenStates(folder)
     assert states.states.shape == (int((fed.x.unique(dim=0) > 0).sum()), 16)
@@ -263,7 +263,7 @@ def test_states_of_real_tokens_are_kept_and_no_others(folders: dict[str, str], t
 
 
 def test_states_that_were_half_written_are_computed_again(folders: dict[str, str], tmp_path: Path) -> None:
-    make, fed = runs.task(config(folders["bert"], lora_layers=2))
+    make, fed = from_config.task(config(folders["bert"], lora_layers=2))
     states, model = make()[0].hidden, make()
     with torch.no_grad():
         good = model(fed.x)
@@ -275,7 +275,7 @@ def test_states_that_were_half_written_are_computed_again(folders: dict[str, str
 
 def test_a_resumed_run_has_the_same_bits(folders: dict[str, str], tmp_path: Path) -> None:
     whole = train(folders["gpt2"], rounds=4, lora_layers=2)
-    runs.run(config(folders["gpt2"], rounds=2, lora_layers=2), tmp_path / "run", progress=False)
+    from_config.train(config(folders["gpt2"], rounds=2, lora_layers=2), tmp_path / "run", progress=False)
     more = fk.resume(tmp_path / "run", rounds=4, progress=False)
     assert torch.equal(whole.params, more.params)
     for i in range(4):
@@ -363,8 +363,8 @@ def test_stories260k_trains() -> None:
     run = train(str(STORIES), lora_layers=2, **changes)
     assert len(run.params) == 2 * 4 * (64 + 64 + 64 + 32) + 2 * 64
     assert run.history[-1]["train_loss"] < run.history[0]["train_loss"]
-    known = runs.task(config(str(STORIES), lora_layers=2))[0]().eval()
-    x = runs.task(config(str(STORIES)))[1].x[:20]
+    known = from_config.task(config(str(STORIES), lora_layers=2))[0]().eval()
+    x = from_config.task(config(str(STORIES)))[1].x[:20]
     fast = known(x)
     known[0].hidden = None
     torch.testing.assert_close(fast, known(x), rtol=1e-4, atol=1e-5)

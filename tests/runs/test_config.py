@@ -12,21 +12,18 @@ import torch
 
 import fedkeel as fk
 from fedkeel.engine.state import directory
-from fedkeel.runs import config
-from fedkeel.runs import named as runs
-from fedkeel.runs.config import RunConfig
-from fedkeel.runs.fields import SETTINGS
-from fedkeel.runs.stored import difference
+from fedkeel.runs import config, from_config
+from fedkeel.runs.config import SETTINGS, RunConfig
+from fedkeel.runs.saved_config import difference
 
 SMALL = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
 
 
 def test_the_table_of_settings_describes_every_field():
-    assert list(RunConfig.model_fields) == list(SETTINGS)
-    for name, field in RunConfig.model_fields.items():
-        assert field.description
-        assert field.examples
-        RunConfig(**{name: field.examples[0]})
+    for name, field in SETTINGS.items():
+        assert field.metadata["doc"]
+        assert field.metadata["group"]
+        RunConfig(**{name: field.metadata["example"]})
 
 
 def test_defaults():
@@ -44,7 +41,7 @@ def test_the_help_names_every_split_model_and_engine():
 
     for setting, names in (("split", PARTITIONS), ("engine", ENGINES), ("model", MODELS)):
         for name in names:
-            assert re.search(rf"\b{name}\b", SETTINGS[setting].doc), f"fields.py: {setting} does not name {name}"
+            assert re.search(rf"\b{name}\b", SETTINGS[setting].metadata["doc"]), f"{setting} does not name {name}"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +53,7 @@ def test_the_help_names_every_split_model_and_engine():
         ({"cohort": True}, "cohort = True is not allowed; it must be a count (10) or a fraction (0.1)"),
         ({"batch_size": "some"}, "batch_size = 'some' is not allowed; it must be a whole number >= 1, or 'all'"),
         ({"workers": 0}, "workers = 0 is not allowed; it must be a whole number >= 1"),
-        ({"timeout": float("nan")}, "timeout = nan is not allowed; it must be a number > 0"),
+        ({"timeout": float("nan")}, "timeout = nan is not allowed; it must be > 0"),
         ({"hyperparameters": {"lr": [1]}}, "hyperparameters.lr = [1] is not allowed"),
         ({"local_steps": 2, "local_epochs": 2}, "local_steps = 2 is not allowed beside local_epochs = 2"),
     ],
@@ -85,7 +82,7 @@ def test_errors_have_one_line(values, message):
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_written(values, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
-        runs.run(RunConfig(**values), tmp_path / "run", progress=False)
+        from_config.train(RunConfig(**values), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -111,22 +108,22 @@ def test_new_values_replace_what_they_make_meaningless():
     ],
 )
 def test_what_a_run_writes_can_be_run_again_with_the_same_bits(values, tmp_path):
-    first = runs.run(RunConfig(**SMALL | values), tmp_path / "a", progress=False)
-    again = runs.run(config.read(tmp_path / "a" / "config.toml"), tmp_path / "b", progress=False)
+    first = from_config.train(RunConfig(**SMALL | values), tmp_path / "a", progress=False)
+    again = from_config.train(config.read(tmp_path / "a" / "config.toml"), tmp_path / "b", progress=False)
     assert torch.equal(first.params, again.params)
     assert (tmp_path / "a" / "config.toml").read_text() == (tmp_path / "b" / "config.toml").read_text()
 
 
 def test_seeds_leave_the_split_alone():
-    one, other = (runs.federation(config.resolve(RunConfig(seed=seed))) for seed in (0, 1))
+    one, other = (from_config.federation(config.resolve(RunConfig(seed=seed))) for seed in (0, 1))
     assert one.fingerprint() == other.fingerprint()
-    assert runs.federation(config.resolve(RunConfig(split_seed=1))).fingerprint() != one.fingerprint()
+    assert from_config.federation(config.resolve(RunConfig(split_seed=1))).fingerprint() != one.fingerprint()
 
 
 def test_resume_goes_on_and_ends_where_an_unbroken_run_ends(tmp_path):
-    runs.run(RunConfig(**SMALL), tmp_path / "a", progress=False)
+    from_config.train(RunConfig(**SMALL), tmp_path / "a", progress=False)
     longer = fk.resume(tmp_path / "a", progress=False, rounds=5)
-    unbroken = runs.run(RunConfig(**SMALL | {"rounds": 5}), progress=False)
+    unbroken = from_config.train(RunConfig(**SMALL | {"rounds": 5}), progress=False)
     assert torch.equal(longer.params, unbroken.params)
     assert len(longer.history) == 5
     assert tomllib.loads((tmp_path / "a" / "config.toml").read_text())["rounds"] == 5
@@ -163,7 +160,7 @@ def test_files_are_utf8_whatever_the_locale(tmp_path):
 
 def test_the_directory_says_what_differs(tmp_path):
     plain = config.resolve(RunConfig(**SMALL))
-    runs.run(plain, tmp_path, progress=False)
+    from_config.train(plain, tmp_path, progress=False)
     assert difference(tmp_path, plain) is None
     assert difference(tmp_path, plain.changed(engine="processes", workers=2)) is None
     for change, words in [
@@ -177,7 +174,7 @@ def test_the_directory_says_what_differs(tmp_path):
 def test_a_hyperparameter_that_came_later_had_its_default(tmp_path):
     """Runs, complete or not, are not lost when a method gets one more option."""
     lamb = config.resolve(RunConfig(**SMALL | {"algorithm": "fed-lamb", "hyperparameters": {}}))
-    runs.run(lamb, tmp_path, progress=False)
+    from_config.train(lamb, tmp_path, progress=False)
     path, name = tmp_path / "config.toml", "first_round"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith(name)))
     assert name not in path.read_text()
@@ -189,17 +186,17 @@ def test_a_hyperparameter_that_came_later_had_its_default(tmp_path):
     text = b', \\"first_round\\": \\"frozen\\"'
     assert data.count(text) == 1
     checkpoint.write_bytes(data.replace(text, b" " * len(text)))  # the header keeps its length
-    longer = runs.run(lamb.changed(rounds=4), tmp_path, resume=True, progress=False)
+    longer = from_config.train(lamb.changed(rounds=4), tmp_path, resume=True, progress=False)
     assert len(longer.history) == 4
     checkpoint.write_bytes(data.replace(text, b" " * len(text)))
     with pytest.raises(ValueError, match="first_round is 'local_v' now, but 'frozen' in the checkpoint"):
-        runs.run(other.changed(rounds=4), tmp_path, resume=True, progress=False)
+        from_config.train(other.changed(rounds=4), tmp_path, resume=True, progress=False)
 
 
 def test_replacing_a_run_leaves_other_files_alone(tmp_path):
-    runs.run(RunConfig(**SMALL), tmp_path, progress=False)
+    from_config.train(RunConfig(**SMALL), tmp_path, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
-    new = runs.run(RunConfig(**SMALL | {"seed": 1}), tmp_path, progress=False, fresh=True)
+    new = from_config.train(RunConfig(**SMALL | {"seed": 1}), tmp_path, progress=False, fresh=True)
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert [row["round"] for row in directory.history(tmp_path)] == [0, 1, 2]
     assert directory.summary(tmp_path, 3)["final_accuracy"] == new.summary()["final_accuracy"]

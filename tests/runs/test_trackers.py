@@ -117,8 +117,8 @@ def test_going_on_tells_the_trackers_too(fedkeel, monkeypatch):
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", pretend)
     stand_in(monkeypatch, "tensorboard")
     monkeypatch.setattr("fedkeel.engine.state.directory.holds_run", lambda path: True)
-    monkeypatch.setattr("fedkeel.runs.stored.difference", lambda *_: None)
-    monkeypatch.setattr("fedkeel.runs.named.run", interrupted)
+    monkeypatch.setattr("fedkeel.runs.saved_config.difference", lambda *_: None)
+    monkeypatch.setattr("fedkeel.runs.from_config.train", interrupted)
     code, _, err = fedkeel("run", "--rounds", "3", "--tensorboard", "my tb")
     assert (code, err.splitlines()[-1]) == (130, "interrupted; go on with: fedkeel run --rounds 3 --tensorboard 'my tb'")
 

@@ -8,8 +8,7 @@ import statistics
 import pytest
 
 from fedkeel.engine.state import directory
-from fedkeel.runs import config
-from fedkeel.runs import named as runs
+from fedkeel.runs import config, from_config
 from fedkeel.runs.config import RunConfig
 from fedkeel.study import compare as study
 from fedkeel.study.compare import compare
@@ -113,7 +112,7 @@ def test_complete_runs_are_not_run_again(fedkeel, monkeypatch):
     def never(*_, **__):
         raise AssertionError("a run was started")
 
-    monkeypatch.setattr("fedkeel.runs.named.run", never)
+    monkeypatch.setattr("fedkeel.runs.from_config.train", never)
     code, again, err = fedkeel(*words)
     assert (code, again) == (0, out)
     assert "4 of 4 runs are complete already" in err
@@ -142,7 +141,7 @@ def test_a_failing_method_stops_no_other(fedkeel, tmp_path):
 
 def test_an_interrupted_comparison_goes_on(fedkeel, monkeypatch):
     words = ["compare", *FLAGS, "--algorithms", "fedavg,scaffold", "--seeds", "1", "--jobs", "1"]
-    whole = runs.run
+    whole = from_config.train
 
     def interrupted(one, *rest, **options):
         if one.algorithm == "scaffold":
@@ -150,7 +149,7 @@ def test_an_interrupted_comparison_goes_on(fedkeel, monkeypatch):
         return whole(one, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedkeel.runs.named.run", interrupted)
+        patch.setattr("fedkeel.runs.from_config.train", interrupted)
         code, _, err = fedkeel(*words)
     assert code == 130
     assert err.splitlines()[-1] == f"interrupted; go on with: fedkeel {' '.join(words)}"

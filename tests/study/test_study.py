@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.runs import config
-from fedkeel.runs import named as runs
+from fedkeel.runs import config, from_config
 from fedkeel.study.changes import add_axes, choose_cases, choose_methods, override, set_values
 from fedkeel.study.compare import carry_out
 from fedkeel.study.file import Range
@@ -235,14 +234,14 @@ def test_more_values_of_an_axis_run_only_those(fedkeel, tmp_path):
 
 
 def test_a_run_that_dies_takes_nothing_with_it(tmp_path, monkeypatch):
-    whole = runs.run
+    whole = from_config.train
 
     def dies(one, *rest, **options):
         if one.algorithm == "scaffold":
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(one, *rest, **options)
 
-    monkeypatch.setattr("fedkeel.runs.named.run", dies)
+    monkeypatch.setattr("fedkeel.runs.from_config.train", dies)
     study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 1})
     fedavg, scaffold = carry_out(study, tmp_path, jobs=2, progress=False)["rows"]
     assert fedavg["seeds"] == 1

@@ -12,7 +12,7 @@ import tomli_w
 
 from fedkeel.engine.metrics import METRICS
 from fedkeel.engine.state.checkpoint import check_same
-from fedkeel.runs import named as runs
+from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 from fedkeel.study.changes import choose_methods, set_values
 from fedkeel.study.compare import carry_out
@@ -345,7 +345,7 @@ def test_the_ends_of_a_range_are_what_was_said():
 def test_every_column_of_a_run_is_known(tmp_path):
     task = TASK | {"rounds": 1, "weight_decay": 0.01}
     for name, metrics in {"scaffold": METRICS.keys() - {"qp"}, "gradma": METRICS.keys() - {"tracking"}}.items():
-        history = runs.run(RunConfig(**task, algorithm=name, metrics=sorted(metrics)), progress=False).history
+        history = from_config.train(RunConfig(**task, algorithm=name, metrics=sorted(metrics)), progress=False).history
         for on in ("test_accuracy", "train_accuracy"):
             found = of_run(Outcome(name, 0, history, memory_mb=1.0), [0.01] * 4, on, cost=1)
             assert [column for column in found if not is_column(column)] == []

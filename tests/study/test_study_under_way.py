@@ -11,10 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from fedkeel.engine.forked import interrupts_wait
-from fedkeel.runs import config
-from fedkeel.runs import named as runs
+from fedkeel.runs import config, from_config
 from fedkeel.runs.config import RunConfig, resolve
-from fedkeel.runs.stored import stored
+from fedkeel.runs.saved_config import saved_config
 from fedkeel.study.compare import carry_out
 from fedkeel.study.report.figures import figures
 from fedkeel.study.report.write import report, results_of
@@ -38,7 +37,7 @@ def test_the_advice_after_a_stop_does_not_begin_again(fedkeel, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedkeel.runs.named.run", interrupted)
+    monkeypatch.setattr("fedkeel.runs.from_config.train", interrupted)
     words = ["compare", *FLAGS, "--algorithms", "fedavg", "--set", "fedavg.lr=0.1", "--jobs", "1", "--out", "a b"]
     code, _, err = fedkeel(*words[:3], "--fresh", *words[3:])
     assert code == 130
@@ -94,11 +93,11 @@ def test_rounds_of_a_checkpoint_are_no_work_of_today(tmp_path, monkeypatch):
 
 def test_another_choice_of_a_changed_grid_is_run_in_the_place_of_the_old_one(tmp_path, capsys):
     carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
-    assert stored(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 1e-6
+    assert saved_config(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 1e-6
     study = read({"fedavg": {"lr": [1e-6, 0.1]}, "fedprox": {}})
     for rows in (carry_out(study, tmp_path, jobs=1, progress=False)["rows"], results_of(tmp_path)["rows"]):
         assert (rows[0]["chosen"], rows[0]["seeds"], rows[1]["seeds"]) == ({"lr": 0.1}, 1, 1)
-    assert stored(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 0.1
+    assert saved_config(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 0.1
     carry_out(read({"fedavg": {"lr": [1e-6, 1e-5, 0.1]}}), tmp_path, jobs=1)
     assert "replaces" not in capsys.readouterr().err  # the same choice
     carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1)
@@ -119,7 +118,7 @@ def test_a_run_that_will_be_replaced_has_not_failed(tmp_path):
     assert results_of(tmp_path)["rows"][0]["errors"] == {0: NOT_RUN}
     study = Study.read(config.read_settings(tmp_path / "study.toml"))
     assert [one.outcomes[0].error for one in run_study(study, tmp_path, jobs=1, progress=False)] == [None]
-    assert stored(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 0.1
+    assert saved_config(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 0.1
 
 
 def test_data_that_are_absent_do_not_keep_a_report_from_being_written_again(tmp_path, monkeypatch):
@@ -201,7 +200,7 @@ def test_runs_after_a_search_tell_what_it_chose(searched):
 
 def test_a_run_that_failed_is_told_until_it_is_run_again(tmp_path, monkeypatch):
     study = read({"fedavg": {}, "scaffold": {}, "fedprox": {}})
-    whole = runs.run
+    whole = from_config.train
 
     def fails(one, *rest, **options):
         if one.algorithm == "scaffold":
@@ -209,7 +208,7 @@ def test_a_run_that_failed_is_told_until_it_is_run_again(tmp_path, monkeypatch):
         return whole(one, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedkeel.runs.named.run", fails)
+        patch.setattr("fedkeel.runs.from_config.train", fails)
         carry_out(study, tmp_path, jobs=1, progress=False)
     shutil.rmtree(tmp_path / "fedprox-seed0")
     assert [row["errors"] for row in results_of(tmp_path)["rows"]] == [{}, {0: "no luck"}, {0: NOT_RUN}]

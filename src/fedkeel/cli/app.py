@@ -105,9 +105,9 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, from its last checkpoint."""
     from fedkeel.runs.config import resolve
-    from fedkeel.runs.stored import stored
+    from fedkeel.runs.saved_config import saved_config
 
-    _train(resolve(stored(directory)), directory, fresh=False)
+    _train(resolve(saved_config(directory)), directory, fresh=False)
 
 
 def _train(
@@ -118,13 +118,13 @@ def _train(
     from fedkeel.cli import tables as show
     from fedkeel.engine.progress import RoundBar
     from fedkeel.engine.state import directory
-    from fedkeel.runs import named as runs
-    from fedkeel.runs.stored import difference
+    from fedkeel.runs import from_config
+    from fedkeel.runs.saved_config import difference
     from fedkeel.runs.trackers import tracked
 
     if directory.holds_run(out) and not fresh:
         if different := difference(out, config):
-            runs.task(config)  # a setting that is wrong by itself is the better message
+            from_config.task(config)  # a setting that is wrong by itself is the better message
             raise ValueError(f"{different}; {OTHER}")
         if found := directory.summary(out, config.rounds):
             typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
@@ -132,10 +132,10 @@ def _train(
         typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")
     with (
         stopped(again or f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)),
-        tracked(trackers or {}, out.name, config.model_dump(exclude_none=True)) as log,
+        tracked(trackers or {}, out.name, config.as_dict()) as log,
         RoundBar(config.algorithm, config.rounds) as bar,
     ):
-        found = runs.run(config, out, resume=True, progress=lambda row: (bar(row), log(row)), fresh=fresh).summary()
+        found = from_config.train(config, out, resume=True, progress=lambda row: (bar(row), log(row)), fresh=fresh).summary()
     show.run_summary(found, out)
 
 
@@ -210,10 +210,10 @@ def show_dataset(
 ) -> None:
     """Split a data set among clients and show how unlike they are: sizes, label entropy, who has which classes."""
     from fedkeel.cli import tables as show
-    from fedkeel.runs import named as runs
+    from fedkeel.runs import from_config
     from fedkeel.runs.config import with_split_defaults
 
-    show.split_table(runs.federation(with_split_defaults(merged({"data": name}, settings))), plot)
+    show.split_table(from_config.federation(with_split_defaults(merged({"data": name}, settings))), plot)
 
 
 @deploy_app.command("init")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from fedkeel.runs.fields import SETTINGS
-from fedkeel.runs.from_text import hyperparameters, literal
+from fedkeel.runs.config import SETTINGS
+from fedkeel.runs.text_values import hyperparameters, literal
 
 if TYPE_CHECKING:
     from fedkeel.runs.config import RunConfig
@@ -47,24 +47,29 @@ def task_options(names: Iterable[str] = NAMES) -> Callable[[Callable[..., Any]],
 
 
 def _option(name: str) -> inspect.Parameter:
-    about = SETTINGS[name]
-    default = "" if about.default in (None, []) else f" Default {about.default}."
-    example = ",".join(about.example) if isinstance(about.example, list) else about.example
-    help = f"{about.doc}{default} [dim]E.g. {flag(name)} {example}[/dim]"
-    metavar = "NAMES" if isinstance(about.default, list) else "NAME" if _is_text(name) else "NUMBER"
-    option = typer.Option(flag(name), help=help, metavar=metavar, show_default=False, rich_help_panel=about.group)
+    field = SETTINGS[name]
+    about, shown = field.metadata, field.default if field.default not in (None, ()) else field.metadata["filled"]
+    default = "" if shown is None else f" Default {shown}."
+    example = ",".join(about["example"]) if _is_list(name) else about["example"]
+    help = f"{about['doc']}{default} [dim]E.g. {flag(name)} {example}[/dim]"
+    metavar = "NAMES" if _is_list(name) else "NAME" if _is_text(name) else "NUMBER"
+    option = typer.Option(flag(name), help=help, metavar=metavar, show_default=False, rich_help_panel=about["group"])
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option])
 
 
 def _setting(name: str, text: str) -> Any:
-    if isinstance(SETTINGS[name].default, list):
+    if _is_list(name):
         return [part.strip() for part in text.split(",") if part.strip() not in ("", "none")]
     return text if _is_text(name) and text.lower() != "none" else literal(text)
 
 
+def _is_list(name: str) -> bool:
+    return isinstance(SETTINGS[name].default, tuple)
+
+
 def _is_text(name: str) -> bool:
-    about = SETTINGS[name]
-    return isinstance(about.example if about.default is None else about.default, str)
+    field = SETTINGS[name]
+    return isinstance(field.metadata["example"] if field.default is None else field.default, str)
 
 
 class TaskCommand(TyperCommand):

@@ -43,6 +43,8 @@ def planned(value: float | None) -> float:
 def allowed(field: dataclasses.Field[Any]) -> str:
     """The range of a hyper-parameter in words, as errors and help print it."""
     m = field.metadata
+    if m.get("allowed"):
+        return str(m["allowed"])
     if m.get("choices"):
         return " or ".join(map(repr, m["choices"]))
     signs = {"above": ">", "least": ">=", "below": "<", "most": "<="}
@@ -83,23 +85,26 @@ def is_number(value: Any) -> bool:
 
 def check_value(name: str, field: dataclasses.Field[Any], value: Any) -> None:
     """Raises a ValueError that says what is allowed, if the value is not. name: the method."""
+    if not fits(field, value):
+        raise ValueError(f"{name}: {field.name} = {value!r} is not allowed; it must be {allowed(field)}")
+
+
+def fits(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Does the declaration of a hyper-parameter or setting allow the value?"""
     m = field.metadata
     if value is None and field.default is None:
-        return
+        return True
     if m.get("choices"):
-        good = isinstance(value, str) and value in m["choices"]
-    elif isinstance(field.default, bool):
-        good = isinstance(value, bool)
-    elif _is_text(field):
-        good = isinstance(value, str)
-    elif not is_number(value) or (_is_whole(field) and not isinstance(value, int)):
-        good = False
-    else:
-        good = (
-            (m.get("above") is None or value > m["above"])
-            and (m.get("least") is None or value >= m["least"])
-            and (m.get("below") is None or value < m["below"])
-            and (m.get("most") is None or value <= m["most"])
-        )
-    if not good:
-        raise ValueError(f"{name}: {field.name} = {value!r} is not allowed; it must be {allowed(field)}")
+        return isinstance(value, str) and value in m["choices"]
+    if isinstance(field.default, bool):
+        return isinstance(value, bool)
+    if _is_text(field):
+        return isinstance(value, str)
+    if not is_number(value) or (_is_whole(field) and not isinstance(value, int)):
+        return False
+    return (
+        (m.get("above") is None or value > m["above"])
+        and (m.get("least") is None or value >= m["least"])
+        and (m.get("below") is None or value < m["below"])
+        and (m.get("most") is None or value <= m["most"])
+    )

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.runs.config import RunConfig, read, resolve, settings_of
-from fedkeel.runs.stored import stored
+from fedkeel.runs.config import RunConfig, read, resolve
+from fedkeel.runs.saved_config import saved_config
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -44,13 +44,13 @@ def init(directory: Path, source: Path) -> list[Path]:
 
     from fedkeel.files import write_atomically
 
-    config = resolve(stored(source) if source.is_dir() else read(source))
+    config = resolve(saved_config(source) if source.is_dir() else read(source))
     files = [directory / "pyproject.toml", directory / "fedkeel_app.py"]
     for path in files:
         if path.exists():
             raise ValueError(f"deploy: {path} exists already; choose another directory")
     directory.mkdir(parents=True, exist_ok=True)
-    settings = {key: z for key, z in config.model_dump(exclude_none=True).items() if key not in ELSEWHERE}
+    settings = {key: z for key, z in config.as_dict().items() if key not in ELSEWHERE}
     settings |= {"out": str((directory / "run").resolve()), "timeout": TIMEOUT, "patience": TIMEOUT}
     name = "".join(z if z.isalnum() else "-" for z in directory.resolve().name.lower()).strip("-") or "app"
     project = {
@@ -115,7 +115,7 @@ def _node(context: Context) -> Node:
 def _node_for(run_config: str) -> Node:
     """Made once in a process: in a simulation it serves many clients."""
     from fedkeel.deploy.client import Node
-    from fedkeel.runs.named import task
+    from fedkeel.runs.from_config import task
 
     config = config_of(json.loads(run_config))
     model, fed = task(config)
@@ -125,12 +125,12 @@ def _node_for(run_config: str) -> Node:
 def _serve(grid: Grid, context: Context) -> None:
     from fedkeel.core.registry import make
     from fedkeel.deploy.flower import LARGEST, serve
-    from fedkeel.runs.named import task
+    from fedkeel.runs.from_config import task
 
     config = resolve(config_of(context.run_config))
     own = {key: context.run_config.get(key) for key in OWN}
     model, fed = task(config)
-    settings = {key: z for key, z in settings_of(config).items() if key not in ELSEWHERE}
+    settings = {key: z for key, z in config.keywords().items() if key not in ELSEWHERE}
     serve(
         grid,
         model,
@@ -141,6 +141,6 @@ def _serve(grid: Grid, context: Context) -> None:
         float(own["timeout"] or TIMEOUT),
         float(own["patience"] or TIMEOUT),
         LARGEST,
-        config=config.model_dump(exclude_none=True) | {"engine": "flower"},
+        config=config.as_dict() | {"engine": "flower"},
         **settings,
     )

@@ -94,7 +94,7 @@ class Trainer:
         self.given = algo  # as the user gave it; `plan` fills in what follows from N, S, K and T
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers))
         settings.check_decay(self.algo)
-        self.work = ClientWork(self.algo, fed, objective, settings.seed, settings.batch_size, settings.lr_decay)
+        self.work = ClientWork(self.algo, fed, objective, settings.seed, settings.batch, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
         self.t = 0  # the next round

@@ -1,62 +1,204 @@
-"""How a run is to be trained, checked before any work starts."""
+"""The settings of training. Each is declared once, here; `runs.config` adds those of runs whose parts have names.
+
+The declaration of a setting says its type, default, range, help and example. The checks, the options of the command line,
+the keys of study files and the defaults of `train` all come from it. Importing this module loads neither torch nor numpy,
+so that `fedkeel --help` is fast.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.hyperparameters import is_number, python_number
-from fedkeel.engine import seeding
+from fedkeel.core.hyperparameters import allowed, fits, python_number
 from fedkeel.errors import nearest, refuse
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedkeel.core.algorithm import Algorithm
 
 STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
+IN_PROCESS = ("sequential", "vectorized", "compiled")  # nothing can stop a client of these engines
+COUNT_OR_SHARE = ("cohort", "tracking")  # here 1 means one client and 1.0 means all clients
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    example: Any,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
+    also: Sequence[Any] = (),
+    filled: Any = None,
+    allowed: str = "",
+) -> Any:
+    """Declares a setting.
+
+    group: its heading in the help.  example: a value that the help shows.
+    least, above, most: the allowed range, as in `hp`.  choices: the allowed words.  also: further allowed values.
+    filled: for a setting that is None by default: the value that takes the place of None where one is needed.
+    allowed: what is allowed in words, if the range and the type do not say it.
+    """
+    about = {"doc": help, "group": group, "example": example, "also": tuple(also), "filled": filled, "allowed": allowed}
+    about |= {"least": least, "above": above, "most": most, "choices": tuple(choices)}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=dict, metadata=about)
+    return dataclasses.field(default=default, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    rounds: int
-    cohort: int | float | Sequence[Sequence[int]] = 10
-    local_steps: int | None = None
-    local_epochs: int = 1
-    batch_size: int | None = 50
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    clip: float | None = None
-    weights: str = "uniform"
-    seed: int = 0
-    evaluate_every: int = 1
-    min_clients: int = 1
+    """How a run is trained. Every value is checked when the object is made."""
+
+    rounds: int = setting(100, "Rounds of communication.", group="Training", example=200, least=1)
+    cohort: int | float | Sequence[Sequence[int]] = setting(
+        10,
+        "Clients of a round: a count (10) or a fraction (0.1).",
+        group="Training",
+        example=0.1,
+        allowed="a count (10) or a fraction (0.1)",
+    )
+    local_steps: int | None = setting(
+        None, "Mini-batch steps of a client in a round.", group="Training", example=20, least=1, filled=10
+    )
+    local_epochs: int | None = setting(
+        None, "Passes over the client's data, instead of local steps.", group="Training", example=1, least=1
+    )
+    batch_size: int | str | None = setting(
+        20,
+        "Samples of a step; all: all local data in every step.",
+        group="Training",
+        example=50,
+        also=("all",),
+        allowed="a whole number >= 1, or 'all' for all local data",
+    )
+    weight_decay: float = setting(
+        0.0, "L2 coefficient; its term is added to every gradient.", group="Training", example=0.0001, least=0
+    )
+    lr_decay: float = setting(
+        1.0,
+        "The local learning rate of round t is lr * lr_decay^t.",
+        group="Training",
+        example=0.998,
+        above=0,
+        most=1,
+    )
+    clip: float | None = setting(
+        None, "Largest norm of a step's direction. By default there is no limit.", group="Training", example=10, above=0
+    )
+    weights: str = setting(
+        "uniform",
+        "Weights of the clients in averages: uniform, or samples (by their number of samples).",
+        group="Training",
+        example="samples",
+        choices=("uniform", "samples"),
+    )
+    seed: int = setting(0, "Seed of initial weights, sampling and batches.", group="Training", example=1, least=0)
+    evaluate_every: int = setting(
+        1, "Rounds between evaluations; 0: only at the end.", group="Training", example=10, least=0
+    )
+    metrics: Sequence[str] = setting(
+        (),
+        "More measurements at every evaluation. All are costly: train (loss and accuracy on all training data), "
+        "gradient_norm, consistency and drift of local models, tracking (error of control variates), qp (GradMA).",
+        group="Training",
+        example=["train", "drift"],
+        allowed="a list of names: train, gradient_norm, consistency, drift, tracking, qp",
+    )
+    engine: str = setting(
+        "auto",
+        "What runs the clients: auto (measures and chooses), sequential, vectorized, compiled, processes or ray.",
+        group="Engine",
+        example="processes",
+    )
+    device: str = setting(
+        "auto",
+        "Where the model is computed: auto, cpu or cuda.",
+        group="Engine",
+        example="cpu",
+        allowed="'auto', 'cpu', 'cuda' or another device of torch",
+    )
+    workers: int | None = setting(
+        None, "Worker processes. By default there is one per core.", group="Engine", example=4, least=1
+    )
+    timeout: float | None = setting(
+        None,
+        "Seconds after which a client in a worker process is dropped. By default a round waits for all clients.",
+        group="Engine",
+        example=60,
+        above=0,
+    )
+    ray_address: str = setting(
+        "local",
+        "Engine ray: local starts Ray on this machine, auto joins the cluster that runs here, host:port joins another.",
+        group="Engine",
+        example="10.0.0.1:6379",
+    )
+    min_clients: int = setting(
+        1, "The run stops if fewer clients of a round answer without a fault.", group="Engine", example=5, least=1
+    )
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, python_number(getattr(self, field.name)))
-        object.__setattr__(self, "cohort", _plain_cohort(self.cohort))
-        _whole("rounds", self.rounds, 1)
-        _whole("seed", self.seed, 0, bits=64)
-        _whole("evaluate_every", self.evaluate_every, 0)
-        _whole("min_clients", self.min_clients, 1)
-        if self.local_steps is None or self.local_epochs is not None:
-            _whole("local_epochs", self.local_epochs, 1)
-        if self.local_steps is not None:
-            _whole("local_steps", self.local_steps, 1, otherwise=", or None for local_epochs")
-        if self.batch_size is not None:
-            _whole("batch_size", self.batch_size, 1, otherwise=", or None for all local data")
-        if not is_number(self.weight_decay) or self.weight_decay < 0:
-            raise refuse("weight_decay", self.weight_decay, ">= 0")
-        if not is_number(self.lr_decay) or not 0 < self.lr_decay <= 1:
-            raise refuse("lr_decay", self.lr_decay, "> 0 and <= 1")
-        if self.clip is not None and (not is_number(self.clip) or self.clip <= 0):
-            raise refuse("clip", self.clip, "> 0, or None")
-        if not isinstance(self.weights, str) or self.weights not in ("uniform", "samples"):
-            raise refuse("weights", self.weights, "'uniform' or 'samples'")
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError(
+                f"local_steps = {self.local_steps} is not allowed beside local_epochs = {self.local_epochs}; "
+                "give one of them"
+            )
+        if self.local_steps is None and self.local_epochs is None:
+            object.__setattr__(self, "local_steps", LOCAL_STEPS)
+
+    @property
+    def batch(self) -> int | None:
+        """Samples of a step; None: all local data."""
+        return self.batch_size if isinstance(self.batch_size, int) else None
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide about the trained weights, as checkpoints have held them since version 0.1.0."""
+        names = (
+            "cohort",
+            "local_steps",
+            "local_epochs",
+            "batch_size",
+            "weight_decay",
+            "lr_decay",
+            "clip",
+            "weights",
+            "seed",
+        )
+        values = {name: getattr(self, name) for name in names}
+        return values | {"local_epochs": self.local_epochs or 1, "batch_size": self.batch}
+
+    # Checks that need more than one value -------------------------------------------------------------------------
+
+    def check_with(self, algo: Algorithm, N: int, remote: bool = False) -> None:
+        """The checks that need the method or the number of clients. remote: the clients are on other machines."""
+        from fedkeel.engine.metric_names import check_metrics
+
+        self.check_clients(N)
+        check_engine(self.engine)
+        if self.timeout is not None and self.engine in IN_PROCESS and not remote:
+            raise ValueError(
+                f"timeout = {self.timeout:g} is not allowed with engine = {self.engine!r}; it is for 'processes' and 'ray'"
+            )
+        if self.ray_address != "local" and self.engine != "ray":
+            raise ValueError(
+                f"ray_address = {self.ray_address!r} is not allowed with engine = {self.engine!r}; it is for 'ray'"
+            )
+        if algo.facts.uniform and self.weights != "uniform":
+            raise ValueError(f"weights = {self.weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
+        check_metrics(self.metrics, algo)
 
     def check_clients(self, N: int) -> None:
         """The checks that need the number of clients."""
@@ -76,6 +218,15 @@ class Settings:
         if self.min_clients > self.largest_cohort(N):
             raise refuse("min_clients", self.min_clients, f"at most the cohort, {self.largest_cohort(N)}")
 
+    def check_decay(self, algo: Algorithm) -> None:
+        """Raises if the learning rate of the last round is too small to change anything."""
+        try:
+            algo.at(self.rounds - 1, self.lr_decay)
+        except ValueError as error:
+            raise refuse("lr_decay", self.lr_decay, f"closer to 1 for {self.rounds} rounds: {error}") from error
+
+    # What follows from the settings -------------------------------------------------------------------------------
+
     def largest_cohort(self, N: int) -> int:
         if isinstance(self.cohort, Sequence):
             return max(len(ids) for ids in self.cohort[: self.rounds])
@@ -86,44 +237,90 @@ class Settings:
             return min(len(ids) for ids in self.cohort[: self.rounds])
         return self.largest_cohort(N)
 
-    def check_decay(self, algo: Algorithm) -> None:
-        """Is there a step left in the last round?"""
-        try:
-            algo.at(self.rounds - 1, self.lr_decay)
-        except ValueError as error:
-            raise refuse("lr_decay", self.lr_decay, f"closer to 1 for {self.rounds} rounds: {error}") from error
-
     def participants(self, t: int, N: int) -> list[int]:
+        """The clients of round t, in ascending order."""
+        from fedkeel.engine import seeding
+
         if isinstance(self.cohort, Sequence):
             return sorted(int(i) for i in self.cohort[t])
         return seeding.sample(self.seed, t, N, self.largest_cohort(N))
 
     def steps_of(self, sizes: np.ndarray) -> np.ndarray:
-        """Local steps of clients with so many samples (rule R3)."""
+        """The number of local steps of each client (rule R3). sizes: their numbers of samples."""
+        import numpy as np
+
         if self.local_steps is not None:
             return np.full(len(sizes), self.local_steps)
-        per_epoch = np.ones(len(sizes), dtype=np.int64) if self.batch_size is None else -(-sizes // self.batch_size)
-        return self.local_epochs * per_epoch
+        per_epoch = np.ones(len(sizes), dtype=np.int64) if self.batch is None else -(-sizes // self.batch)
+        return (self.local_epochs or 1) * per_epoch
 
 
-def _plain_cohort(cohort: object) -> int | float | list[list[int]]:
-    """A cohort of whatever numbers and sequences as Python's own."""
-    value: Any = cohort.tolist() if isinstance(cohort, np.ndarray) else cohort
+LOCAL_STEPS: int = next(one for one in dataclasses.fields(Settings) if one.name == "local_steps").metadata["filled"]
+
+
+# One value ------------------------------------------------------------------------------------------------------------
+
+
+def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value of a setting in its own type; an error if the declaration does not allow it."""
+    value = python_number(value)
+    if field.name == "cohort":
+        return _cohort(value)
+    if field.name == "metrics":
+        # A text is a collection too, of letters.
+        if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(z, str) for z in value):
+            raise refuse("metrics", value, allowed(field))
+        return list(value)
+    if field.name == "device":  # torch itself says whether there is such a device
+        if isinstance(value, bool) or not (
+            value is None or isinstance(value, str | int) or type(value).__name__ == "device"
+        ):
+            raise refuse("device", value, allowed(field))
+        return value
+    if field.name == "batch_size":
+        return _batch_size(field, value)
+    if field.default_factory is not dataclasses.MISSING:
+        return value
+    if not fits(field, value):
+        raise refuse(field.name, value, allowed(field))
+    bits = 64 if field.name == "seed" else 63  # the largest that torch accepts as a seed and that numpy can count
+    if isinstance(value, int) and value >= 2**bits:
+        raise refuse(field.name, value, f"a whole number < 2**{bits}")
+    return float(value) if isinstance(value, int) and field.type in ("float", "float | None") else value
+
+
+def _batch_size(field: dataclasses.Field[Any], value: Any) -> int | str:
+    if value is None or value in field.metadata["also"]:
+        return "all"  # unlike None, it can be written to a file
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
+        raise refuse("batch_size", value, allowed(field))
+    return value
+
+
+def _cohort(value: Any) -> int | float | list[list[int]]:
+    """A cohort in Python's own numbers and lists."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     try:
         return [[operator.index(i) for i in ids] for ids in value]
     except TypeError:
-        raise refuse("cohort", cohort, "a count, a fraction or a list of client ids per round") from None
+        raise refuse("cohort", value, "a count (10), a fraction (0.1) or a list of client ids per round") from None
+
+
+def alike(key: str, then: Any, now: Any) -> bool:
+    """Do two values of a setting or hyper-parameter mean the same?"""
+    return bool(then == now) and (key not in COUNT_OR_SHARE or isinstance(then, float) == isinstance(now, float))
 
 
 def check_engine(engine: str) -> None:
     if engine == "flower":
         raise ValueError("engine: 'flower': this run was deployed; go on with it by `flwr run` (docs/deploy.md)")
-    if not isinstance(engine, str):
-        raise refuse("engine", engine, "one of " + ", ".join(ENGINES))
     if engine not in ENGINES:
         raise ValueError(f"engine: unknown name {engine!r}{nearest(engine, ENGINES)}")
+
+
+# What only `train` takes ----------------------------------------------------------------------------------------------
 
 
 def check_store(store: str) -> None:
@@ -131,25 +328,9 @@ def check_store(store: str) -> None:
         raise refuse("store", store, " or ".join(map(repr, STORES)))
 
 
-def check_workers(workers: int | None, timeout: float | None) -> tuple[int | None, float | None]:
-    """Both as Python's own numbers."""
-    workers, timeout = python_number(workers), python_number(timeout)
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise refuse("workers", workers, "a whole number >= 1, or None for one per core")
-    if timeout is not None and (not is_number(timeout) or timeout <= 0):
-        raise refuse("timeout", timeout, "> 0 seconds, or None")
-    return workers, timeout
-
-
 def check_loss(loss: object) -> None:
     if loss is not None and not callable(loss):
         raise refuse("loss", loss, "a function loss(output, target), or None for cross-entropy")
-
-
-def check_device(device: object) -> None:
-    """Is it something that could name a device? Whether it is there, torch says."""
-    if isinstance(device, bool) or not isinstance(device, str | int | torch.device | None):
-        raise refuse("device", device, "'auto', 'cpu', 'cuda' or another device of torch")
 
 
 def check_out(out: object, resume: bool) -> None:
@@ -157,18 +338,3 @@ def check_out(out: object, resume: bool) -> None:
         raise refuse("out", out, "a directory, or None")
     if resume and not out:
         raise ValueError("resume = True is not allowed without out; it must be the directory of the run to go on with")
-
-
-def _whole(name: str, value: object, least: int, bits: int = 63, otherwise: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise refuse(name, value, f"a whole number >= {least}{otherwise}")
-    if value >= 2**bits:  # more than numpy can count, and torch can take for a seed
-        raise refuse(name, value, f"a whole number < 2**{bits}")
-
-
-COUNT_OR_SHARE = ("cohort", "tracking")  # where 1 is one client, and 1.0 all of them
-
-
-def alike(key: str, then: Any, now: Any) -> bool:
-    """Do two values of a setting or hyper-parameter mean the same?"""
-    return bool(then == now) and (key not in COUNT_OR_SHARE or isinstance(then, float) == isinstance(now, float))

@@ -19,35 +19,35 @@ from fedkeel.engine.allocator import keep_freed_memory
 from fedkeel.engine.compatibility import check_fit
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
-from fedkeel.engine.metric_names import check_metrics
 from fedkeel.engine.result import Run
 from fedkeel.engine.runners.choice import EngineChoice, Remote
-from fedkeel.engine.settings import Settings, check_device, check_engine, check_loss, check_out, check_store, check_workers
+from fedkeel.engine.settings import Settings, check_loss, check_out, check_store
 from fedkeel.errors import describe, refuse
 
-IN_PROCESS = ("sequential", "vectorized", "compiled")  # engines that nobody could stop
+Progress = bool | Callable[[dict[str, Any]], None]  # a bar on the screen, or a function that gets every row of the history
 
 
-def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None, private: bool = False) -> FlatModel:
-    """The user's module (never changed: a copy is trained) or what their function makes, seeded, on device and dtype."""
-    if isinstance(model, nn.Module):
-        module = copy_of(model)
-    elif callable(model):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            try:
-                made = model()
-            except Exception as error:
-                raise ValueError(f"model: the function that makes it fails: {describe(error)}") from error
-        if not isinstance(made, nn.Module):
-            raise ValueError(f"model: the function returned a {type(made).__name__}, not a torch.nn.Module")
-        module = copy_of(made)  # the function may keep it
-    else:
-        raise ValueError(f"model: expected a torch.nn.Module or a function that makes one, not {type(model).__name__}")
+def seeded(make_model: Callable[[], Any], seed: int) -> Any:
+    """What the function returns if it starts from this seed. The global generator of torch stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_model()
+
+
+def make_flat(
+    model: nn.Module | Callable[[], nn.Module], seed: int, device: str, dtype: torch.dtype | None, private: bool = False
+) -> FlatModel:
+    """The user's module, or the one that the user's function makes from the seed, on device and dtype.
+
+    The user's module is never changed: a copy of it is trained.
+    """
+    if not isinstance(model, nn.Module):
+        model = _made(model, seed)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise refuse("dtype", dtype, "a floating-point torch.dtype, or None")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    module = copy_of(model)
     try:
         module = module.to(device=device, dtype=dtype)
     except (RuntimeError, AssertionError) as error:
@@ -56,9 +56,23 @@ def make_flat(model: Any, seed: int, device: str, dtype: torch.dtype | None, pri
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             if part.max_norm is not None:
                 raise ValueError("model: an embedding with max_norm changes its own weights; clip them in forward instead")
-            part.sparse = False  # the same gradient as a tensor that can be added to others
-    # A model that comes in evaluation mode is trained; single layers that were put into it stay so.
+            part.sparse = False  # a dense gradient has the same numbers and can be added to others
+    # A model in evaluation mode is put into training mode. Single layers in evaluation mode stay in it.
     return FlatModel(module if module.training else module.train(), private)
+
+
+def _made(make_model: object, seed: int) -> nn.Module:
+    """The module that the user's function makes."""
+    if not callable(make_model):
+        kind = type(make_model).__name__
+        raise ValueError(f"model: expected a torch.nn.Module or a function that makes one, not {kind}")
+    try:
+        made = seeded(make_model, seed)
+    except Exception as error:
+        raise ValueError(f"model: the function that makes it fails: {describe(error)}") from error
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"model: the function returned a {type(made).__name__}, not a torch.nn.Module")
+    return made
 
 
 def train(
@@ -66,57 +80,58 @@ def train(
     fed: Federation,
     algorithm: str | Algorithm,
     *,
-    rounds: int,
-    cohort: int | float | Sequence[Sequence[int]] = 10,
-    local_steps: int | None = None,
-    local_epochs: int = 1,
-    batch_size: int | None = 50,
+    rounds: int = Settings.rounds,
+    cohort: int | float | Sequence[Sequence[int]] = Settings.cohort,
+    local_steps: int | None = Settings.local_steps,
+    local_epochs: int | None = Settings.local_epochs,
+    batch_size: int | str | None = Settings.batch_size,
     loss: Callable[[Any, Tensor], Tensor] | None = None,
-    weight_decay: float = 0.0,
-    lr_decay: float = 1.0,
-    clip: float | None = None,
-    weights: str = "uniform",
-    seed: int = 0,
-    engine: str = "auto",
-    device: str = "auto",
+    weight_decay: float = Settings.weight_decay,
+    lr_decay: float = Settings.lr_decay,
+    clip: float | None = Settings.clip,
+    weights: str = Settings.weights,
+    seed: int = Settings.seed,
+    engine: str = Settings.engine,
+    device: str = Settings.device,
     dtype: torch.dtype | None = None,
     out: str | Path | None = None,
-    progress: bool | Callable[[dict[str, Any]], None] = True,
-    evaluate_every: int = 1,
+    progress: Progress = True,
+    evaluate_every: int = Settings.evaluate_every,
     resume: bool = False,
-    min_clients: int = 1,
-    workers: int | None = None,
-    timeout: float | None = None,
-    ray_address: str = "local",
+    min_clients: int = Settings.min_clients,
+    workers: int | None = Settings.workers,
+    timeout: float | None = Settings.timeout,
+    ray_address: str = Settings.ray_address,
     store: str = "auto",
-    metrics: Sequence[str] = (),
+    metrics: Sequence[str] = Settings.metrics,
     config: dict[str, Any] | None = None,
     remote: Remote | None = None,
 ) -> Run:
     """Trains `model` over the clients of `fed` and returns the result.
 
-    cohort: participants of a round: a count, a fraction (float), or the client ids of every round.
-    local_steps: mini-batch steps of a client; None: `local_epochs` passes over its data.
-    batch_size: None takes all local data in every step.
+    The defaults are those of the command line: 100 rounds of 10 clients, 10 local steps with 20 samples each.
+
+    cohort: the clients of a round: a count, a fraction (float), or the client ids of every round.
+    local_steps: mini-batch steps of a client in a round.
+    local_epochs: passes of a client over its data in a round, instead of local_steps.
+    batch_size: samples of a step; "all" or None takes all local data in every step.
     loss: loss(output, target) -> mean over the batch; cross-entropy by default.
-    lr_decay: the local learning rate of round t is lr * lr_decay ** t.  clip: norm limit of a corrected direction.
+    lr_decay: the local learning rate of round t is lr * lr_decay ** t.  clip: largest norm of a corrected direction.
     weights: "uniform", or "samples" to weigh clients by their number of samples.
     engine: auto, sequential, vectorized, compiled, processes or ray; see docs/engines.md.
     out: a directory for config, metrics, checkpoint and model.  resume: go on from the checkpoint there, if any.
     progress: a bar on the screen, or a function that is called with every row of the history.
-    min_clients: a round with fewer good answers stops the run.  timeout: seconds per client, for worker processes.
+    min_clients: a round in which fewer clients answer without a fault stops the run.
+    timeout: seconds per client, for worker processes.
     ray_address: for engine="ray": "local" starts Ray on this machine, "auto" joins the cluster that runs here, or host:port.
-    store: where client memory lives: "auto" is in memory, or in `out` if there is one; "disk" is a temporary file.
+    store: where client memory is kept: "auto" is in memory, or in `out` if you give one; "disk" is a temporary file.
+    metrics: more measurements at every evaluation: train, gradient_norm, consistency, drift, tracking, qp (costly).
+    config: what `out` records as the run's config; by default these settings.
     remote: clients on other machines; then `fed` holds their sizes and the test data only (fedkeel.deploy).
-
-    metrics: further measurements at every evaluation: train, gradient_norm, consistency, drift, tracking, qp (costly).
 
     >>> fed = load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
     >>> run = train(lambda: mlp(64, 10), fed, "fedlada", rounds=100, cohort=10)
     """
-    if torch.is_inference_mode_enabled():
-        raise ValueError("train: inside torch.inference_mode() nothing can be trained; call it outside")
-    keep_freed_memory()
     if not isinstance(fed, Federation):
         raise ValueError(f"fed: expected a Federation (see Federation.from_arrays), not {type(fed).__name__}")
     settings = Settings(
@@ -131,43 +146,63 @@ def train(
         weights=weights,
         seed=seed,
         evaluate_every=evaluate_every,
+        metrics=metrics,
+        engine=engine,
+        device=device,
+        workers=workers,
+        timeout=timeout,
+        ray_address=ray_address,
         min_clients=min_clients,
     )
-    settings.check_clients(len(fed))
     check_loss(loss)
-    check_engine(engine)
-    check_device(device)
     check_out(out, resume)
-    workers, timeout = check_workers(workers, timeout)
-    if timeout is not None and engine in IN_PROCESS and remote is None:
-        raise ValueError(f"timeout = {timeout} is not allowed with engine = {engine!r}; it is for 'processes' and 'ray'")
     check_store(store)
-    if ray_address != "local" and engine != "ray":
-        raise ValueError(f"ray_address = {ray_address!r} is not allowed with engine = {engine!r}; it is for 'ray'")
     algo = make(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(algo, Algorithm):
         raise ValueError(f"algorithm: expected a name or fedkeel.algorithm(...), not {type(algo).__name__}")
-    if algo.facts.uniform and weights != "uniform":
-        raise ValueError(f"weights = {weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
-    flat = make_flat(model, settings.seed, device, dtype, private=algo.facts.private)
+    settings.check_with(algo, len(fed), remote is not None)
+    if config is None:
+        how_long = {name: getattr(settings, name) for name in ("rounds", "evaluate_every", "min_clients")}
+        exact = settings.identity() | {"local_epochs": settings.local_epochs, "batch_size": settings.batch_size}
+        config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **how_long, **exact}  # type: ignore[call-overload]
+        config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
+    return train_checked(model, fed, algo, settings, config, loss, dtype, out, resume, progress, store, remote)
+
+
+def train_checked(
+    model: nn.Module | Callable[[], nn.Module],
+    fed: Federation,
+    algo: Algorithm,
+    settings: Settings,
+    config: dict[str, Any],
+    loss: Callable[[Any, Tensor], Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress = True,
+    store: str = "auto",
+    remote: Remote | None = None,
+) -> Run:
+    """As `train`, for settings that `Settings.check_with` has checked. What is left to check needs the model."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("train: inside torch.inference_mode() nothing can be trained; call it outside")
+    keep_freed_memory()
+    flat = make_flat(model, settings.seed, settings.device, dtype, private=algo.facts.private)
     check_inside(flat.module, algo.facts.needs, algo.name)
     if remote is None:
         check_fit(flat, fed, (fed.x, fed.y), loss)
     if fed.test is not None:
         check_fit(flat, fed, fed.test, loss, where="test: ")
-    check_metrics(metrics, algo)
-    if config is None:
-        config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **dataclasses.asdict(settings)}  # type: ignore[call-overload]
-        config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
-    runner = EngineChoice(engine, workers, timeout, {"address": ray_address, "device": device}, remote)
-    out = Path(out) if out else None
+    ray = {"address": settings.ray_address, "device": settings.device}
+    runner = EngineChoice(settings.engine, settings.workers, settings.timeout, ray, remote)
     goal = objective(flat, loss, settings.weight_decay, settings.clip)
-    trainer = Trainer(flat, fed, algo, settings, goal, runner, out, resume, store, config, metrics)
+    folder = Path(out) if out else None
+    trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, resume, store, config, settings.metrics)
     if callable(progress):
         return trainer.fit(progress)
     if not progress:
         return trainer.fit(lambda row: None)
     from fedkeel.engine.progress import RoundBar
 
-    with RoundBar(algo.name, rounds) as bar:
+    with RoundBar(algo.name, settings.rounds) as bar:
         return trainer.fit(bar)

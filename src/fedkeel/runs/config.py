@@ -1,23 +1,26 @@
-"""What a study file says of a run whose data, model and algorithm have names, and what the run's directory keeps.
+"""The config of a run whose data, model and method have names, and how it is read from a file.
 
 Importing this module loads neither torch nor numpy.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
+from fedkeel.core.hyperparameters import allowed
+from fedkeel.engine.settings import LOCAL_STEPS, Settings, setting
+from fedkeel.errors import nearest, refuse
 from fedkeel.files import read_toml
-from fedkeel.runs.fields import LOCAL_STEPS, SETTINGS
 
-# For the splits that take them; None: the split's own.
-SPLIT_OPTIONS = {"concentration": 0.1, "sizes": None, "beta_a": 2.0, "beta_b": 5.0, "per_client": 2}
-PRETRAINED = "hf:"  # begins the name of a model that is loaded with its weights
-LORA_OPTIONS = {"lora_rank": 16, "lora_alpha": 16.0, "lora_targets": "auto", "lora_layers": None}  # for those models
-# A new value of the key makes older values of these meaningless.
+if TYPE_CHECKING:
+    from fedkeel.core.algorithm import Algorithm
+
+PRETRAINED = "hf:"  # the name of a model that is loaded with its weights starts with this
+# A new value of the key makes the old values of these meaningless.
 REPLACES = {
     "algorithm": ("hyperparameters",),
     "local_steps": ("local_epochs",),
@@ -25,111 +28,207 @@ REPLACES = {
 }
 
 
-def described(name: str) -> Any:
-    """A field of RunConfig with what `fields` says of it."""
-    about = SETTINGS[name]
-    return Field(about.default, description=about.doc, examples=[about.example])
+@dataclass(frozen=True, kw_only=True, init=False)
+class RunConfig(Settings):
+    """The settings of training, and those that name the data, the model and the method.
 
+    They are the keys of a study file and the options of `fedkeel run`.
+    """
 
-class RunConfig(BaseModel):
-    """The keys of a study file, which are also the options of `fedkeel run`."""
+    data: str = setting(
+        "digits", "Data set; `fedkeel datasets` lists them.", group="Data", example="digits", allowed="a name"
+    )
+    data_dir: str | None = setting(
+        None,
+        "Folder with the files of the data sets (default: the environment variable FEDKEEL_DATA).",
+        group="Data",
+        example="~/data",
+        allowed="a folder",
+    )
+    augment: str | None = setting(
+        None,
+        "Random changes of training images: crop-flip, or none (default).",
+        group="Data",
+        example="crop-flip",
+        allowed="'crop-flip'",
+    )
+    split: str = setting(
+        "dirichlet_per_class",
+        "How the samples are distributed among the clients: iid, quantity, dirichlet_per_class, dirichlet_per_client, beta, "
+        "shards or by_key.",
+        group="Data",
+        example="iid",
+        allowed="a name",
+    )
+    clients: int = setting(100, "Number of clients.", group="Data", example=20, least=1)
+    concentration: float | None = setting(
+        None,
+        "Dirichlet and quantity splits: the smaller, the more the clients differ.",
+        group="Data",
+        example=0.5,
+        above=0,
+        filled=0.1,
+    )
+    sizes: str | None = setting(
+        None,
+        "Dirichlet splits: sizes of the clients, equal or unequal (default: unequal per class, equal per client).",
+        group="Data",
+        example="equal",
+        choices=("equal", "unequal"),
+    )
+    beta_a: float | None = setting(
+        None,
+        "Split beta: a client's share of the second class is drawn from Beta(a, b); this is a.",
+        group="Data",
+        example=1.5,
+        above=0,
+        filled=2.0,
+    )
+    beta_b: float | None = setting(
+        None, "Split beta: this is b of Beta(a, b).", group="Data", example=1.5, above=0, filled=5.0
+    )
+    per_client: int | None = setting(None, "Split shards: shards of a client.", group="Data", example=3, least=1, filled=2)
+    split_seed: int = setting(
+        0,
+        "Seed of the split alone: `seed` changes initial weights, sampling and batches, never which client has which samples.",
+        group="Data",
+        example=1,
+        least=0,
+    )
+    model: str = setting(
+        "mlp",
+        "Model: logistic, mlp, mlp2, mlp3 (hidden layers), mlp-bn (two, normalised); cnn, cnn3, cnn-lamb, lenet5, lenet, "
+        "lenet-gelu, lenet-smu, vgg11, resnet20, resnet18-gn, resnet18-bn, resnet18-gn-7x7 (images); lstm, char-lstm "
+        "(token ids); hf:NAME_OR_FOLDER, a pretrained language model for texts; or your own, package.module:factory, "
+        "which is called as factory(shape, classes) or factory().",
+        group="Method",
+        example="resnet18-gn",
+        allowed="a name",
+    )
+    length: int = setting(128, "Tokens of a text. Longer texts are cut off.", group="Text", example=256, least=1)
+    lora_rank: int | None = setting(
+        None, "Models hf:NAME: rank of the adapters.", group="Text", example=8, least=1, filled=16
+    )
+    lora_alpha: float | None = setting(
+        None,
+        "Models hf:NAME: the output of an adapter is multiplied by lora_alpha / lora_rank.",
+        group="Text",
+        example=32,
+        above=0,
+        filled=16.0,
+    )
+    lora_targets: str | None = setting(
+        None,
+        "Models hf:NAME: modules that get an adapter; auto: the usual ones of the architecture.",
+        group="Text",
+        example="query,value",
+        allowed="names joined by commas, or auto",
+        filled="auto",
+    )
+    lora_layers: int | None = setting(
+        None,
+        "Models hf:NAME: only this many of the last blocks get adapters (default: all blocks). The blocks before them are "
+        "then computed once per text.",
+        group="Text",
+        example=2,
+        least=1,
+    )
+    algorithm: str = setting(
+        "fedavg", "Method; `fedkeel algorithms` lists them.", group="Method", example="fedlada", allowed="a name"
+    )
+    hyperparameters: dict[str, bool | int | float | str] = setting(
+        {},
+        "Hyper-parameters of the method.",
+        group="Method",
+        example={"lr": 0.01},
+        allowed="a table of numbers, words, true or false",
+    )
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    data: str = described("data")
-    data_dir: str | None = described("data_dir")
-    augment: str | None = described("augment")
-    split: str = described("split")
-    clients: int = described("clients")
-    concentration: float | None = described("concentration")
-    sizes: str | None = described("sizes")
-    beta_a: float | None = described("beta_a")
-    beta_b: float | None = described("beta_b")
-    per_client: int | None = described("per_client")
-    split_seed: int = described("split_seed")
-    model: str = described("model")
-    length: int = described("length")
-    lora_rank: int | None = described("lora_rank")
-    lora_alpha: float | None = described("lora_alpha")
-    lora_targets: str | None = described("lora_targets")
-    lora_layers: int | None = described("lora_layers")
-    algorithm: str = described("algorithm")
-    hyperparameters: dict[str, bool | int | float | str] = described("hyperparameters")
-    rounds: int = described("rounds")
-    cohort: int | float = described("cohort")
-    local_steps: int | None = described("local_steps")
-    local_epochs: int | None = described("local_epochs")
-    batch_size: int | Literal["all"] = described("batch_size")
-    weight_decay: float = described("weight_decay")
-    lr_decay: float = described("lr_decay")
-    clip: float | None = described("clip")
-    weights: str = described("weights")
-    seed: int = described("seed")
-    evaluate_every: int = described("evaluate_every")
-    metrics: list[str] = described("metrics")
-    engine: str = described("engine")
-    device: str = described("device")
-    workers: int | None = described("workers")
-    timeout: float | None = described("timeout")
-    ray_address: str = described("ray_address")
-    min_clients: int = described("min_clients")
+    method: ClassVar[Algorithm | None] = None  # `resolve` sets it: the method with these hyper-parameters
+    _given: ClassVar[frozenset[str]] = frozenset()  # the names of the values that were given
 
     def __init__(self, **values: Any) -> None:
-        """As pydantic, with errors of one line that name the key, the value and what is allowed."""
+        for key in values:
+            if key not in SETTINGS:
+                raise ValueError(f"{key}: unknown setting{nearest(key, SETTINGS)}")
         if values.get("local_steps") is None and values.get("local_epochs") is None:
             values["local_steps"] = LOCAL_STEPS
-        elif values.get("local_steps") is not None and values.get("local_epochs") is not None:
-            raise ValueError(
-                f"local_steps = {values['local_steps']} is not allowed beside local_epochs = {values['local_epochs']}; "
-                "give one of them"
-            )
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ValueError(_one_line(error)) from None
-        for key in (
-            "workers",
-            "timeout",
-            "length",
-            "lora_rank",
-            "lora_alpha",
-            "lora_layers",
-        ):  # the engine checks all other ranges
-            if (value := getattr(self, key)) is not None and not 0 < value < float("inf"):
-                raise ValueError(_refused(key, value))
+        object.__setattr__(self, "_given", frozenset(values))
+        for name, field in SETTINGS.items():
+            object.__setattr__(self, name, values[name] if name in values else default_of(field))
+        # `train` also takes lists of clients and torch's devices. A file cannot hold them.
+        for name, kinds in (("cohort", (int, float)), ("device", (str,))):
+            if not isinstance(value := getattr(self, name), kinds) or isinstance(value, bool):
+                raise refuse(name, value, allowed(SETTINGS[name]))
+        _check_hyperparameters(self.hyperparameters)
+        self.__post_init__()
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that were given when this config was made."""
+        return {name: _copied(getattr(self, name)) for name in SETTINGS if name in self._given}
+
+    def as_dict(self) -> dict[str, Any]:
+        """All values except None, which a file cannot hold."""
+        values = {name: _copied(getattr(self, name)) for name in SETTINGS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def keywords(self) -> dict[str, Any]:
+        """The settings of training, as keyword arguments of `train`."""
+        return {one.name: _copied(getattr(self, one.name)) for one in dataclasses.fields(Settings)}
 
     def changed(self, **changes: Any) -> RunConfig:
-        """The config with new values; what they make meaningless goes back to its default."""
-        values = self.model_dump(exclude_unset=True)
+        """The config with new values. Values that become meaningless go back to their defaults."""
         gone = [old for key, z in changes.items() if z != getattr(self, key, None) for old in REPLACES.get(key, ())]
         if changes.get("split", self.split) != self.split:
             gone += set(SPLIT_OPTIONS) - _options_of(changes["split"])
-        if not changes.get("model", self.model).startswith(PRETRAINED):
-            gone += LORA_OPTIONS if self.model.startswith(PRETRAINED) else ()
-        return RunConfig(**{key: value for key, value in values.items() if key not in gone} | changes)
+        if self.model.startswith(PRETRAINED) and not str(changes.get("model", self.model)).startswith(PRETRAINED):
+            gone += LORA_OPTIONS
+        return RunConfig(**{key: value for key, value in self.given.items() if key not in gone} | changes)
 
 
-def _one_line(error: ValidationError) -> str:
-    from fedkeel.errors import nearest
-
-    first = error.errors()[0]
-    key = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        return f"{key}: unknown setting{nearest(key, SETTINGS)}"
-    if key == "hyperparameters" and len(first["loc"]) > 1:
-        return f"{key}.{first['loc'][1]} = {first['input']!r} is not allowed; it must be a number, a word, true or false"
-    return _refused(key, first["input"])
-
-
-def _refused(key: str, value: Any) -> str:
-    return f"{key} = {value!r} is not allowed; it must be {SETTINGS[key].allowed}"
+# All settings, in the order of files and help: those with names first.
+SETTINGS: dict[str, dataclasses.Field[Any]] = {
+    one.name: one for one in sorted(dataclasses.fields(RunConfig), key=lambda one: one.name in Settings.__dataclass_fields__)
+}
+# The options of splits and of pretrained models, with the values that `resolve` fills in.
+SPLIT_OPTIONS, LORA_OPTIONS = (
+    {name: SETTINGS[name].metadata["filled"] for name in names}
+    for names in (
+        ("concentration", "sizes", "beta_a", "beta_b", "per_client"),
+        ("lora_rank", "lora_alpha", "lora_targets", "lora_layers"),
+    )
+)
 
 
-# Study files ----------------------------------------------------------------------------------------------------------
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a setting, as a file would hold it."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return _copied(field.default)
+
+
+def _copied(value: Any) -> Any:
+    """Lists and tables as copies, so that a config cannot be changed through them."""
+    if isinstance(value, dict):
+        return dict(value)
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def _check_hyperparameters(values: Any) -> None:
+    """The types only: `resolve` checks names and ranges, which depend on the method."""
+    if not isinstance(values, dict):
+        raise refuse("hyperparameters", values, allowed(SETTINGS["hyperparameters"]))
+    for key, value in values.items():
+        if not isinstance(value, bool | int | float | str):
+            raise refuse(f"hyperparameters.{key}", value, "a number, a word, true or false")
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings in a study file; a run's config.toml is one, unless it was made from Python objects."""
+    """The settings in a study file. The config.toml of a run is one, unless the run was made from Python objects."""
     values = read_toml(path)
     if "note" in values:
         raise ValueError(f"study: {path} cannot be run from its file: {values['note']}")
@@ -145,26 +244,23 @@ def read(path: str | Path) -> RunConfig:
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Checks the config and writes every default out, so that what is kept means the same when a default changes."""
-    import dataclasses
+    """The config, checked, with its method built and every default written out.
 
+    A run keeps the result, so that its file means the same after a default has changed.
+    """
+    if config.method is not None:
+        return config
     from fedkeel.core.algorithm import Plan
     from fedkeel.core.registry import make
-    from fedkeel.engine.metric_names import check_metrics
-    from fedkeel.engine.settings import Settings, check_engine
 
     algo = make(config.algorithm, **config.hyperparameters)
-    check_metrics(config.metrics, algo)
-    names = [field.name for field in dataclasses.fields(Settings)]
-    settings = Settings(**{key: value for key, value in settings_of(config).items() if key in names})
-    settings.check_clients(config.clients)
-    check_engine(config.engine)
-    cohort = settings.largest_cohort(config.clients)
-    algo.plan(
-        Plan(N=config.clients, S=cohort, K=config.local_steps or 1, T=config.rounds)
-    )  # may refuse; done in earnest later
+    config.check_with(algo, config.clients)
+    # A method may refuse its plan. Better now than after the data are loaded, when the run makes the plan it uses.
+    algo.plan(Plan(N=config.clients, S=config.largest_cohort(config.clients), K=config.local_steps or 1, T=config.rounds))
     plain = {key: value for key, value in dataclasses.asdict(algo).items() if value is not None}  # type: ignore[call-overload]
-    return with_lora_defaults(with_split_defaults(config)).changed(hyperparameters=plain)
+    resolved = with_lora_defaults(with_split_defaults(config)).changed(hyperparameters=plain)
+    object.__setattr__(resolved, "method", algo)
+    return resolved
 
 
 def with_split_defaults(config: RunConfig) -> RunConfig:
@@ -174,7 +270,7 @@ def with_split_defaults(config: RunConfig) -> RunConfig:
 
 
 def with_lora_defaults(config: RunConfig) -> RunConfig:
-    """The config with what a pretrained model is adapted by; refused for other models."""
+    """The config with the options of adapters, if its model is pretrained. Other models refuse them."""
     given = {key: getattr(config, key) for key in LORA_OPTIONS if getattr(config, key) is not None}
     if config.model.startswith(PRETRAINED):
         return config.changed(**(LORA_OPTIONS | given))
@@ -184,20 +280,7 @@ def with_lora_defaults(config: RunConfig) -> RunConfig:
 
 
 def _options_of(split: str) -> set[str]:
-    import inspect
-
     from fedkeel.data.partition import PARTITIONS
 
     takes = inspect.signature(PARTITIONS[split]).parameters if split in PARTITIONS else {}
     return {key for key in SPLIT_OPTIONS if key in takes}
-
-
-def settings_of(config: RunConfig) -> dict[str, Any]:
-    """The keywords of `train` that a config holds as they are."""
-    keys = ("rounds", "cohort", "local_steps", "weight_decay", "lr_decay", "clip", "weights", "seed", "engine", "device")
-    values = {
-        key: getattr(config, key)
-        for key in (*keys, "evaluate_every", "metrics", "min_clients", "workers", "timeout", "ray_address")
-    }
-    batch_size = None if config.batch_size == "all" else config.batch_size
-    return values | {"batch_size": batch_size, "local_epochs": 1 if config.local_epochs is None else config.local_epochs}

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedkeel.engine.state.directory import HOW
-from fedkeel.runs.config import REPLACES, RunConfig
-from fedkeel.runs.fields import SETTINGS
-from fedkeel.runs.from_text import hyperparameters, literal
+from fedkeel.runs.config import REPLACES, SETTINGS, RunConfig
+from fedkeel.runs.text_values import hyperparameters, literal
 from fedkeel.study.file import split_keys
 from fedkeel.study.names import plain
 from fedkeel.study.results.columns import of_target
@@ -46,7 +45,7 @@ def _instead(axis: str) -> str:
 def override(file: Mapping[str, Any], settings: Mapping[str, Any]) -> File:
     """New settings of the run, in place of those of the file, its cases and its methods."""
     task, study = split_keys(copy.deepcopy(dict(file)))
-    task = RunConfig(**task).changed(**settings).model_dump(exclude_unset=True)
+    task = RunConfig(**task).changed(**settings).given
     task = {key: z for key, z in task.items() if z is not None}  # a value that another one replaced
     gone = {old for key in settings for old in (key, *REPLACES.get(key, ()))}
     tables = [*study.get("cases", []), *study.get("methods", {}).values()]
@@ -88,7 +87,7 @@ def set_values(file: File, changes: Sequence[str]) -> File:
         if axis := _axis_of(key.replace("-", "_"), own, file):
             raise ValueError(f"set = {change!r} is not allowed: {_instead(axis)}")
         tried = [hyperparameters(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
-        one_value = len(tried) == 1 and not isinstance(SETTINGS[key].default if key in SETTINGS else None, list)
+        one_value = len(tried) == 1 and not isinstance(SETTINGS[key].default if key in SETTINGS else None, tuple)
         values = tried[0] if one_value else {known: [one[known] for one in tried] for known in tried[0]}
         methods = methods | {name: methods[name] | values}
         for case in file["cases"]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.hyperparameters import is_number
 from fedkeel.errors import nearest
-from fedkeel.runs.fields import SETTINGS
+from fedkeel.runs.config import SETTINGS
 from fedkeel.study.file import Search, StudyFile
 from fedkeel.study.names import names_of, plain, safe
 from fedkeel.study.results.columns import check_column, needs
@@ -92,7 +92,7 @@ def _check_cost(label: str, cost: Any, fields: Sequence[str]) -> None:
 
 def check_branch(branch: Branch, file: StudyFile) -> None:
     """Settings that mean nothing without another, or beside it."""
-    if file.resplit and "split_seed" in branch.config.model_fields_set:
+    if file.resplit and "split_seed" in branch.config.given:
         raise ValueError(
             f"split_seed = {branch.config.split_seed} is not allowed with resplit: every run's split has the run's seed"
         )

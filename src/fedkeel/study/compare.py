@@ -43,9 +43,7 @@ def compare(
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ValueError(f"seeds = {seeds!r} is not allowed; it must be a whole number >= 1")
     targets(target)
-    file = {
-        key: z for key, z in config.model_dump(exclude_unset=True).items() if key not in ("algorithm", "hyperparameters")
-    }
+    file = {key: z for key, z in config.given.items() if key not in ("algorithm", "hyperparameters")}
     study = Study.read(file | {"methods": {name: dict(z) for name, z in methods.items()}, "seeds": seeds, "target": target})
     return carry_out(study, Path(out), fresh=fresh, jobs=jobs, progress=progress, command=command)["rows"]
 

@@ -1,6 +1,6 @@
 """What a study file may say: its keys, what each means, and the errors of wrong ones.
 
-A study file is a run's settings (`fields.SETTINGS`), and the keys below for many runs; `docs/study.md` explains them.
+A study file is a run's settings (`config.SETTINGS`), and the keys below for many runs; `docs/study.md` explains them.
 Importing this module loads neither torch nor numpy.
 """
 
@@ -14,8 +14,7 @@ from typing import Any, Literal, Required
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from fedkeel.runs.config import RunConfig
-from fedkeel.runs.fields import SETTINGS
+from fedkeel.runs.config import SETTINGS, RunConfig
 
 Value = bool | int | float | str
 MOST = 1000  # values of an axis; more than that is a slip of the pen

@@ -9,8 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from fedkeel.core.registry import lookup
 from fedkeel.engine.settings import COUNT_OR_SHARE
-from fedkeel.runs.config import RunConfig
-from fedkeel.runs.fields import SETTINGS
+from fedkeel.runs.config import SETTINGS, RunConfig
 from fedkeel.study.file import StudyFile
 
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedkeel.engine.settings import Settings
 from fedkeel.rules.tracking import pick
-from fedkeel.runs.config import RunConfig, resolve
-from fedkeel.runs.fields import SETTINGS
+from fedkeel.runs.config import SETTINGS, RunConfig, resolve
 from fedkeel.study.checks import (
     IN_TABLES,
     check_branch,
@@ -148,7 +147,7 @@ def _branches(
     check_case(own, case, file)
     first = task.changed(**{key: z for key, z in own.items() if key in SETTINGS})
     seeds = case.get("seeds", file.seeds)
-    if isinstance(seeds, list) and "seed" in first.model_fields_set:
+    if isinstance(seeds, list) and "seed" in first.given:
         raise ValueError(
             f"seed = {first.seed} is not allowed beside seeds = {seeds}, which says them all; leave it out, or make seeds a "
             f"number, --seeds {len(seeds)}"
@@ -179,7 +178,7 @@ def _branches(
 
 def is_grid(key: str, value: Any) -> bool:
     """Is it a list of values to be searched? A setting that is a list itself, as metrics, is one value."""
-    one_is_a_list = key in SETTINGS and isinstance(SETTINGS[key].default, list | tuple)
+    one_is_a_list = key in SETTINGS and isinstance(SETTINGS[key].default, tuple)
     return isinstance(value, list) and (not one_is_a_list or any(isinstance(z, list) for z in value))
 
 

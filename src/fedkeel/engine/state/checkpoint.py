@@ -75,9 +75,7 @@ def run_identity(
 
     initial: the record of a new client.  t: the next round.  data, frozen: fingerprints of data and frozen parameters.
     """
-    kept = dataclasses.asdict(settings) | {"dtype": str(model.dtype)}
-    for free in ("rounds", "evaluate_every", "min_clients"):
-        del kept[free]
+    kept = settings.identity() | {"dtype": str(model.dtype)}
     if isinstance(kept["cohort"], Sequence):  # a list of clients per round: later rounds may still change
         past = [list(ids) for ids in kept["cohort"]][:t]
         kept["cohort"] = hashlib.sha256(repr(past).encode()).hexdigest()

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedkeel.errors import nearest
 from fedkeel.files import read_toml
-from fedkeel.runs.fields import SETTINGS
+from fedkeel.runs.config import SETTINGS
 from fedkeel.study.changes import choose_cases, override
 from fedkeel.study.checks import targets
 from fedkeel.study.running.plan import size

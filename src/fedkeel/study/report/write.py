@@ -12,9 +12,8 @@ from typing import Any
 
 from fedkeel.engine.state import directory
 from fedkeel.files import guarded, read_toml, write_atomically
-from fedkeel.runs.config import RunConfig, read_settings
-from fedkeel.runs.fields import SETTINGS
-from fedkeel.runs.stored import stored
+from fedkeel.runs.config import SETTINGS, RunConfig, read_settings
+from fedkeel.runs.saved_config import saved_config
 from fedkeel.study.names import safe
 from fedkeel.study.report import svg
 from fedkeel.study.report.figures import figures
@@ -68,9 +67,9 @@ def _single(path: Path) -> dict[str, Any]:
     if not history:
         raise ValueError(f"report: the run in {path} has no complete round")
     told = read_toml(path / "config.toml")
-    config = _of_objects(told) if "note" in told else stored(path)
+    config = _of_objects(told) if "note" in told else saved_config(path)
     config = config.changed(engine="auto")  # who ran the clients, a network perhaps, is no setting of a study
-    task = config.model_dump(exclude_unset=True, exclude={"algorithm", "hyperparameters", "seed"})
+    task = {key: z for key, z in config.given.items() if key not in ("algorithm", "hyperparameters", "seed")}
     methods = {config.algorithm: dict(config.hyperparameters)}
     study = Study.read({key: z for key, z in task.items() if z is not None} | {"methods": methods, "seeds": [config.seed]})
     made = (directory.summary(path, len(history)) or {}).get("made_with", {})

@@ -61,7 +61,7 @@ def _settings(study: Study, found: Found) -> dict[str, Any]:
     hidden = {key for key in found.branch.grid if key not in found.chosen}  # of a search that has not ended
     hidden |= {"length"} if config.data in NO_TEXTS else set()
     hidden |= {"ray_address"} if config.engine != "ray" else set()
-    settings = config.model_dump(exclude_none=True) | ({"split_seed": "each run's seed"} if study.resplit else {})
+    settings = config.as_dict() | ({"split_seed": "each run's seed"} if study.resplit else {})
     own = {key: z for key, z in config.hyperparameters.items() if key not in hidden}
     return {key: z for key, z in settings.items() if key not in hidden} | {"hyperparameters": own}
 

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 from fedkeel.data.label_plot import label_counts
 from fedkeel.files import write_atomically
-from fedkeel.runs.config import RunConfig, with_split_defaults
-from fedkeel.runs.fields import SETTINGS
+from fedkeel.runs.config import SETTINGS, RunConfig, with_split_defaults
 from fedkeel.study.results.collect import ORIGIN, read_origin
 from fedkeel.study.running.data import Data
 from fedkeel.study.study import Study
 
 MOST = 200  # clients and classes in the plot of a split
-NAMES = [name for name, about in SETTINGS.items() if about.group == "Data" and name not in ("data_dir", "augment")]
+NAMES = [
+    name for name, about in SETTINGS.items() if about.metadata["group"] == "Data" and name not in ("data_dir", "augment")
+]
 
 
 class Split(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedkeel.engine.state import directory
-from fedkeel.runs import named as runs
-from fedkeel.runs.config import RunConfig
-from fedkeel.runs.fields import SETTINGS
+from fedkeel.runs import from_config
+from fedkeel.runs.config import SETTINGS, RunConfig
 from fedkeel.study.running.plan import Job
 
 Key = tuple[str, ...]
@@ -27,7 +26,7 @@ class Data:
     @staticmethod
     def key(config: RunConfig) -> Key:
         """Two runs with the same key have the same data and model."""
-        names = [name for name, about in SETTINGS.items() if about.group == "Data"]
+        names = [name for name, about in SETTINGS.items() if about.metadata["group"] == "Data"]
         return tuple(repr(getattr(config, name, None)) for name in (*names, "model"))
 
     def of(self, config: RunConfig) -> Any:
@@ -35,7 +34,7 @@ class Data:
         if key not in self.loaded:
             while len(self.loaded) >= self.KEEP:
                 del self.loaded[next(iter(self.loaded))]
-            fed = runs.federation(config, self.load(config))
+            fed = from_config.federation(config, self.load(config))
             if fed.test is None:
                 raise ValueError(f"data: {config.data} has no test samples, so methods cannot be compared by their accuracy")
             self.loaded[key] = fed

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.engine.state import directory
-from fedkeel.runs import named as runs
+from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
-from fedkeel.runs.stored import difference, differing
+from fedkeel.runs.saved_config import difference, differences
 from fedkeel.study.names import plain
 from fedkeel.study.results.numbers import NOT_RUN, Outcome, finite, of_run
 from fedkeel.study.running.search import Trials
@@ -153,11 +153,11 @@ def is_complete(job: Job, grid: Collection[str] = ()) -> bool:
     which the search then chose otherwise, it gives way."""
     if job.fresh or not directory.holds_run(job.out):
         return False
-    if (other := differing(job.out, job.config)) and other.keys() <= set(grid):
+    if (other := differences(job.out, job.config)) and other.keys() <= set(grid):
         job.fresh, job.replaces = True, ", ".join(f"{key} = {plain(then, key)}" for key, (then, _) in other.items())
         return False
     if different := difference(job.out, job.config):
-        runs.task(job.config)  # a setting that is wrong by itself is the better message
+        from_config.task(job.config)  # a setting that is wrong by itself is the better message
         raise ValueError(f"{different}; choose another --out, or --fresh to replace all runs")
     return directory.summary(job.out, job.config.rounds) is not None
 

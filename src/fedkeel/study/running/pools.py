@@ -17,7 +17,7 @@ from typing import Any
 from fedkeel.engine.forked import die_with, interrupts_wait
 from fedkeel.engine.machine import forget_peak
 from fedkeel.errors import StorageError, in_words
-from fedkeel.runs import named as runs
+from fedkeel.runs import from_config
 from fedkeel.runs.trackers import tracked
 from fedkeel.study.running.plan import Job
 
@@ -31,8 +31,10 @@ def carry_out(job: Job, fed: Any, told: Callable[[dict[str, Any]], None], worker
     """Runs a job in this process; the error in one line if it failed, None if it is complete."""
     config = job.config if workers is None or job.config.workers is not None else job.config.changed(workers=workers)
     try:
-        with tracked(job.trackers, job.label, config.model_dump(exclude_none=True)) as log:
-            runs.run(config, job.out, resume=True, progress=lambda row: (told(row), log(row)), fresh=job.fresh, fed=fed)
+        with tracked(job.trackers, job.label, config.as_dict()) as log:
+            from_config.train(
+                config, job.out, resume=True, progress=lambda row: (told(row), log(row)), fresh=job.fresh, fed=fed
+            )
     except StorageError:  # the next run would have nowhere to go, either
         raise
     except Exception as error:

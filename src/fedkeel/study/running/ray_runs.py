@@ -13,7 +13,7 @@ from typing import Any
 from fedkeel.engine.state.directory import RESULTS
 from fedkeel.errors import Busy, describe, in_words
 from fedkeel.files import guarded, write_atomically
-from fedkeel.runs import named as runs
+from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 
 PATIENCE = 120.0  # seconds in which the lock of a process on a dead node must have ended, also on a network's file system
@@ -40,7 +40,7 @@ def run_all(
             stack.callback(mark.unlink, missing_ok=True)
             remote = ray.remote(_run).options(num_cpus=1, num_gpus=int(gpus and config.device != "cpu"), max_retries=3)
             anew = bool(fresh) and fresh[number]
-            pending[remote.remote(config.model_dump(exclude_unset=True), mark, anew)] = number, Path(out)
+            pending[remote.remote(config.given, mark, anew)] = number, Path(out)
         while pending:
             (done,), _ = ray.wait(list(pending))
             number, out = pending.pop(done)
@@ -75,7 +75,7 @@ def _run(values: dict[str, Any], mark: Path, fresh: bool) -> dict[str, bytes]:
         _run_there(config, mark.parent, fresh)
         return {}
     with tempfile.TemporaryDirectory(prefix="fedkeel-") as place:
-        runs.run(config, place, progress=False)
+        from_config.train(config, place, progress=False)
         return {file: (Path(place) / file).read_bytes() for file in RESULTS}
 
 
@@ -84,7 +84,7 @@ def _run_there(config: RunConfig, out: Path, fresh: bool) -> None:
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            runs.run(config, out, resume=True, progress=False, fresh=fresh)
+            from_config.train(config, out, resume=True, progress=False, fresh=fresh)
             return
         except Busy:
             if time.monotonic() > end:

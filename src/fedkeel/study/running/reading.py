@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.engine.state import directory
-from fedkeel.runs.config import RunConfig
-from fedkeel.runs.fields import SETTINGS
-from fedkeel.runs.stored import difference, differing, stored
+from fedkeel.runs.config import SETTINGS, RunConfig
+from fedkeel.runs.saved_config import difference, differences, saved_config
 from fedkeel.study.results.numbers import NOT_RUN
 from fedkeel.study.running.plan import Found, Job, outcome_of, steps_of
 from fedkeel.study.study import Branch, Study, path_of
@@ -51,7 +50,7 @@ def _other_choice(job: Job, branch: Branch) -> str | None:
     ran = _at_grid(branch, job.out) if branch.grid else None
     if ran is None or ran == {key: _value(job.config, key) for key in branch.grid}:
         return None
-    other = differing(job.out, job.config)
+    other = differences(job.out, job.config)
     return NOT_RUN if other.keys() <= set(branch.grid) else difference(job.out, job.config)
 
 
@@ -59,7 +58,7 @@ def _at_grid(branch: Branch, path: Path) -> dict[str, Any] | None:
     """The values that the run in a directory has of the keys of the grid; None if there is no run."""
     if not directory.holds_run(path) or not (path / "config.toml").exists():
         return None
-    config = stored(path)
+    config = saved_config(path)
     return {key: _value(config, key) for key in branch.grid}
 
 

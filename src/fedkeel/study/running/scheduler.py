@@ -13,7 +13,7 @@ from typing import Any
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state import directory
 from fedkeel.files import claim, guarded
-from fedkeel.runs import named as runs
+from fedkeel.runs import from_config
 from fedkeel.study.running import pools as pool
 from fedkeel.study.running.data import Data
 from fedkeel.study.running.plan import Asked, Found, Job, clear, is_complete, outcome_of, size, steps_of
@@ -108,7 +108,7 @@ class Scheduler:
             return
         if len(configs) == 1:
             config = next(iter(configs.values()))
-            runs.task(config, self.data.of(config))
+            from_config.task(config, self.data.of(config))
             return
         if self.bar.done:  # there is something to report
             return

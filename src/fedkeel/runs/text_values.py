@@ -1,4 +1,4 @@
-"""Values that the command line and study files spell as text."""
+"""Values that the command line gives as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedkeel.core.registry import lookup
 
 
 def literal(text: str) -> Any:
-    """The number, truth value or none that a text spells; else the text."""
+    """The number, true, false or none that a text spells; any other text unchanged."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -24,10 +24,10 @@ def literal(text: str) -> Any:
 
 
 def hyperparameters(algorithm: str, given: Iterable[str]) -> dict[str, Any]:
-    """`name=value` texts as hyper-parameters of an algorithm, each of the type of its field; `name` alone is a switch."""
-
+    """Texts `name=value` as hyper-parameters of a method, in the types of their fields. `name` alone is a switch."""
     fields = {field.name: field for field in dataclasses.fields(lookup(algorithm))}  # type: ignore[arg-type]
-    kinds, values = get_type_hints(lookup(algorithm)), {}
+    kinds: dict[str, Any] = get_type_hints(lookup(algorithm))
+    values: dict[str, Any] = {}
     for item in given:
         name, equals, text = item.partition("=")
         key = name.replace("-", "_")

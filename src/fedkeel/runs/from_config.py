@@ -1,4 +1,4 @@
-"""Runs whose data and model have names: what a config stands for, and the training that it describes."""
+"""From a config to a run: its data, its model and the training that it describes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.runs.config import PRETRAINED, SPLIT_OPTIONS, RunConfig, resolve, settings_of, with_lora_defaults
-from fedkeel.runs.stored import stored
+from fedkeel.runs.config import PRETRAINED, SPLIT_OPTIONS, RunConfig, resolve, with_lora_defaults
+from fedkeel.runs.saved_config import saved_config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def federation(config: RunConfig, data: Dataset | None = None) -> Federation:
-    """The clients of a run and their data. data: what its name stands for, if that is loaded already."""
+    """The clients of a run and their data. data: the data set that the config names, if it is loaded already."""
     from fedkeel.data.load import load
 
     options = {key: getattr(config, key) for key in SPLIT_OPTIONS if getattr(config, key) is not None}
@@ -26,15 +26,22 @@ def federation(config: RunConfig, data: Dataset | None = None) -> Federation:
 
 
 def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[], nn.Module], Federation]:
-    """What makes the model, and the data as it reads them; wrong names and numbers of either are found here."""
-    fed = _readable(config, fed or federation(config))
-    make = _maker(config, fed)
+    """A function that makes the model, and the federation as that model reads it. fed: the config's data, if loaded.
+
+    The model is made once here, so that a wrong name or size is an error before anything is trained.
+    """
+    make, fed = _parts(config, fed)
     make()
     return make, fed
 
 
+def _parts(config: RunConfig, fed: Federation | None) -> tuple[Callable[[], nn.Module], Federation]:
+    fed = _readable(config, fed or federation(config))
+    return _maker(config, fed), fed
+
+
 def _readable(config: RunConfig, fed: Federation) -> Federation:
-    """The federation with token ids in the place of texts."""
+    """The federation with token ids instead of texts."""
     from fedkeel.data.texts import Texts, Words, tokenised
 
     tokenizer: Any = None
@@ -46,7 +53,7 @@ def _readable(config: RunConfig, fed: Federation) -> Federation:
     if isinstance(fed.x, Texts):
         return tokenised(fed, tokenizer or Words(fed.x), config.length)
     if tokenizer and fed.vocabulary != tokenizer.vocabulary:
-        raise ValueError(f"model: {config.model!r} reads texts, and data {config.data!r} are none")
+        raise ValueError(f"model: {config.model!r} reads texts, but the data {config.data!r} are not texts")
     return fed
 
 
@@ -64,7 +71,7 @@ def _maker(config: RunConfig, fed: Federation) -> Callable[[], nn.Module]:
     return classifier(config.model.removeprefix(PRETRAINED), classes, lora, texts)
 
 
-def run(
+def train(
     config: RunConfig,
     out: str | Path | None = None,
     resume: bool = False,
@@ -73,30 +80,25 @@ def run(
     fresh: bool = False,
     fed: Federation | None = None,
 ) -> Run:
-    """Trains as the config says.  fresh: a run that `out` holds is replaced.  fed: the config's data, if they are loaded."""
-    from fedkeel.core.registry import make
+    """Trains as the config says.  fresh: replace a run in `out`.  fed: the config's data, if they are loaded already."""
+    from fedkeel.engine.settings import check_out
     from fedkeel.engine.state import directory
-    from fedkeel.engine.train import train
+    from fedkeel.engine.train import seeded, train_checked
 
     config = resolve(config)
-    model, fed = task(config, fed)
+    assert config.method is not None
+    check_out(out, resume)
+    make, fed = _parts(config, fed)
+    # An error in the model's name or size must come before the old run is removed.
+    model = seeded(make, config.seed)
     if out is not None and fresh:
         directory.clear(Path(out))
-    return train(
-        model,
-        fed,
-        make(config.algorithm, **config.hyperparameters),
-        out=out,
-        resume=resume,
-        progress=progress,
-        config=config.model_dump(exclude_none=True),
-        **settings_of(config),
-    )
+    return train_checked(model, fed, config.method, config, config.as_dict(), out=out, resume=resume, progress=progress)
 
 
 def resume(path: str | Path, *, progress: bool | Callable[[dict[str, Any]], None] = True, **changes: Any) -> Run:
-    """Goes on with the run in a directory, e.g. `fk.resume("runs/x", rounds=200)`; a complete run is read back.
+    """Goes on with the run in a directory, e.g. `fk.resume("runs/x", rounds=200)`. A complete run is read back.
 
-    changes: new values of rounds, evaluate_every or of the engine's settings; anything else would be another run.
+    changes: new values of rounds, evaluate_every or of the engine's settings. Other changes would make another run.
     """
-    return run(stored(path).changed(**changes), path, resume=True, progress=progress)
+    return train(saved_config(path).changed(**changes), path, resume=True, progress=progress)
