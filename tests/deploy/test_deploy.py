@@ -20,9 +20,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.deploy import messages, privacy, roster
-from fedkeel.deploy.flower import client_app, serve
-from fedkeel.deploy.messages import FACTS, RAW, Refused, to_array, to_arrays, to_record
+from fedkeel.deploy import polling, privacy
+from fedkeel.deploy.arrays import RAW, to_array, to_arrays, to_record, to_tensor
+from fedkeel.deploy.errors import InvalidMessage
+from fedkeel.deploy.flower import client_app
+from fedkeel.deploy.messages import FIELDS
+from fedkeel.deploy.server import serve
 from tests.deploy.flower_grid import HereGrid, context
 
 N = 4
@@ -41,7 +44,7 @@ def fed() -> fk.Federation:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(roster, "POLL", (0.001, 0.01))
+    monkeypatch.setattr(polling, "PAUSES", (0.001, 0.01))
 
 
 def make_grid(fed: fk.Federation, algorithm: Any, folder: Path, **options: Any) -> HereGrid:
@@ -55,8 +58,8 @@ def make_grid(fed: fk.Federation, algorithm: Any, folder: Path, **options: Any) 
 
 def deploy(grid: HereGrid, fed: fk.Federation, algorithm: Any, lines: list[str] | None = None, **changes: Any) -> fk.Run:
     options = {"out": None, "timeout": 0.05, "patience": 0.05, "largest": 1e8, **SETTINGS, **changes}
-    say = (lines if lines is not None else []).append
-    return serve(grid, model, algorithm, N, fed.test, say=say, **options)
+    log = (lines if lines is not None else []).append
+    return serve(grid, model, algorithm, clients=N, test=fed.test, log=log, **options)
 
 
 def simulate(fed: fk.Federation, algorithm: Any, **changes: Any) -> fk.Run:
@@ -156,7 +159,7 @@ def test_records_survive_the_wire(dtype):
 
 def spoiled(content: RecordDict, how: str) -> None:
     """Changes an answer as a broken or hostile client might."""
-    facts, up = content.config_records[FACTS], content.array_records["up"]
+    facts, up = content.config_records[FIELDS], content.array_records["up"]
     dx = up["dx"]
     z = torch.frombuffer(bytearray(dx.data), dtype=torch.float32)
     if how in ("run", "stage"):
@@ -166,7 +169,7 @@ def spoiled(content: RecordDict, how: str) -> None:
     elif how == "schema":
         facts["schema"] = 2
     elif how == "no facts":
-        del content[FACTS]
+        del content[FIELDS]
     elif how == "type":
         facts["loss"] = "low"
     elif how == "NaN":
@@ -209,7 +212,7 @@ def test_a_bad_answer_is_dropped_and_named_and_the_round_goes_on(how, fed, tmp_p
     grid = make_grid(fed, "scaffold", tmp_path)
 
     def spoil(node: int, reply: Message) -> Message | None:
-        if node != 102 or "up" not in reply.content.array_records or reply.content[FACTS]["round"] != 1:
+        if node != 102 or "up" not in reply.content.array_records or reply.content[FIELDS]["round"] != 1:
             return reply
         if how == "error":
             return Message(Error(2, "ZeroDivisionError: division by zero"), reply_to=grid.sent[-1])
@@ -246,7 +249,7 @@ def test_an_order_of_another_schema_run_or_method_is_refused_by_the_client(fed, 
     order = next(z for z in grid.sent if z.metadata.dst_node_id == 100 and "down" in z.content.array_records)
 
     def reason(**changes: Any) -> str:
-        content = RecordDict({FACTS: ConfigRecord({**order.content[FACTS], **changes}), "down": order.content["down"]})
+        content = RecordDict({FIELDS: ConfigRecord({**order.content[FIELDS], **changes}), "down": order.content["down"]})
         content["buffers"] = order.content["buffers"]
         message = Message(content, 100, "train")
         message.metadata.__dict__["_message_id"] = "x"
@@ -256,10 +259,10 @@ def test_an_order_of_another_schema_run_or_method_is_refused_by_the_client(fed, 
     assert reason() == "accepted"
     assert "schema 7 is unknown here" in reason(schema=7)
     assert "this node is client 0, not 1" in reason(client=1)
-    assert "not an order" in reason(run="../../etc/passwd")
-    assert "not an order" in reason(stage="__init__")
+    assert "not a request" in reason(run="../../etc/passwd")
+    assert "not a request" in reason(stage="__init__")
     assert "set up for fedavg" in reason(
-        task=json.dumps(json.loads(order.content[FACTS]["task"]) | {"algorithm": "fedprox"})
+        task=json.dumps(json.loads(order.content[FIELDS]["task"]) | {"algorithm": "fedprox"})
     )
     assert "cannot be read" in reason(task="{}")
 
@@ -288,7 +291,7 @@ def test_a_run_in_which_all_clients_fail_is_a_failed_run(fed, tmp_path):
 @pytest.mark.parametrize("name", ["scaffold", "padamfed"])
 def test_a_server_that_stopped_goes_on_with_the_same_bits(name, fed, tmp_path):
     grid = make_grid(fed, name, tmp_path)
-    grid.spoil = lambda node, reply: None if reply.has_content() and reply.content[FACTS].get("round") == 2 else reply
+    grid.spoil = lambda node, reply: None if reply.has_content() and reply.content[FIELDS].get("round") == 2 else reply
     with pytest.raises(fk.RoundError, match="min_clients is 2"):
         deploy(grid, fed, name, out=tmp_path / "run", min_clients=2)
     for node, (app, _) in list(grid.nodes.items()):  # another run of Flower: its Contexts are empty
@@ -304,7 +307,7 @@ def test_too_few_answers_are_asked_for_again(fed, tmp_path):
     lost: set[tuple[int, int]] = set()
 
     def spoil(node: int, reply: Message) -> Message | None:
-        key = (node, reply.content[FACTS].get("round", -1))
+        key = (node, reply.content[FIELDS].get("round", -1))
         if key[1] != 1 or key in lost:
             return reply
         lost.add(key)
@@ -322,7 +325,7 @@ def test_a_node_that_restarts_comes_back_with_its_record_or_as_a_new_client(memo
     grid = make_grid(fed, "scaffold", tmp_path)
 
     def restart(node: int, reply: Message) -> Message:
-        if node == 101 and reply.content[FACTS].get("round") == 1:
+        if node == 101 and reply.content[FIELDS].get("round") == 1:
             grid.nodes[101] = (make_grid(fed, "scaffold", tmp_path).nodes[101][0], context(1, tmp_path))
             (path,) = tmp_path.glob("*-1.safetensors")
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -348,7 +351,7 @@ def test_a_node_that_leaves_is_dropped_and_one_that_joins_takes_its_place(fed, t
     grid = make_grid(fed, "scaffold", tmp_path)
 
     def moves(node: int, reply: Message) -> Message:
-        t = reply.content[FACTS].get("round")
+        t = reply.content[FIELDS].get("round")
         if t == 1 and node == 103:
             grid.nodes.pop(103)
         if t == 2 and 203 not in grid.nodes:
@@ -383,7 +386,7 @@ def test_a_node_without_a_number_is_not_used(fed, tmp_path):
 
 
 def test_which_methods_need_only_sums():
-    each = {name for name in fk.algorithms() if privacy.needs_each(tuned(name))}
+    each = {name for name in fk.algorithms() if privacy.why_sums_are_not_enough(tuned(name))}
     assert each == {"fafed", "fednova", "gradma", "gradma-s"}
 
 
@@ -401,8 +404,8 @@ def test_a_survey_in_a_later_round_is_no_secret_either():
         def prepare(self, s, up, r):
             return s._replace(x=s.x + r.avg(up.g))
 
-    assert privacy.no_noise(fk.algorithm("fedavg")) is None
-    assert "gradients" in privacy.no_noise(Sometimes())
+    assert privacy.why_noise_is_not_allowed(fk.algorithm("fedavg")) is None
+    assert "gradients" in privacy.why_noise_is_not_allowed(Sometimes())
 
 
 def test_modifiers_are_refused_with_a_reason(fed, tmp_path):
@@ -439,7 +442,7 @@ def test_local_differential_privacy_clips_what_a_client_sends(fed, tmp_path, mon
         if "up" in reply.content.array_records:
             dx = torch.frombuffer(bytearray(reply.content["up"]["dx"].data), dtype=torch.float32)
             norms.append(float(dx.norm()))
-            assert reply.content[FACTS]["loss"] != reply.content[FACTS]["loss"], "a loss would tell of the data"
+            assert reply.content[FIELDS]["loss"] != reply.content[FIELDS]["loss"], "a loss would tell of the data"
         return reply
 
     grid.spoil = look
@@ -449,5 +452,5 @@ def test_local_differential_privacy_clips_what_a_client_sends(fed, tmp_path, mon
 
 
 def test_refused_says_what_was_expected():
-    with pytest.raises(Refused, match=r"dx is float64 \[3\], not float32 \[3\]"):
-        messages.to_tensor(to_array(torch.zeros(3).double()), torch.zeros(3), "dx")
+    with pytest.raises(InvalidMessage, match=r"dx is float64 \[3\], not float32 \[3\]"):
+        to_tensor(to_array(torch.zeros(3).double()), torch.zeros(3), "dx")

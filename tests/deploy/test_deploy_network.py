@@ -55,9 +55,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 import fedkeel as fk
-from fedkeel.deploy.client import Node
-from fedkeel.deploy.flower import serve
-from fedkeel.deploy.messages import RAW, to_array
+from fedkeel.deploy.arrays import RAW, to_array
+from fedkeel.deploy.client import MessageHandler
+from fedkeel.deploy.server import serve
 
 def model():
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
@@ -76,11 +76,11 @@ client = ClientApp()
 
 @client.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    return Node(model, load_data, algorithm(context)).hello(message, context)
+    return MessageHandler(model, load_data, algorithm(context)).hello(message, context)
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    reply = Node(model, load_data, algorithm(context)).train(message, context)
+    reply = MessageHandler(model, load_data, algorithm(context)).train(message, context)
     if reply.has_error():
         return reply
     t = reply.content["fedkeel"]["round"]
@@ -106,8 +106,8 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     c = context.run_config
     settings = {"rounds": c["rounds"], "cohort": c["cohort"], "min_clients": c["min_clients"]}
-    serve(grid, model, algorithm(context), 4, load(TEST), c["out"], c["timeout"], c["patience"], 1e8, local_steps=5,
-          batch_size=20, seed=1, **settings)
+    serve(grid, model, algorithm(context), clients=4, test=load(TEST), out=c["out"], timeout=c["timeout"],
+          patience=c["patience"], local_steps=5, batch_size=20, seed=1, **settings)
 """
 
 

@@ -18,7 +18,7 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 from fedkeel.cli.app import main
-from fedkeel.deploy.messages import FACTS
+from fedkeel.deploy.messages import FIELDS
 from tests.deploy.flower_grid import HereGrid
 from tests.deploy.test_deploy import N, deploy, fed, impatient, make_grid, simulate  # noqa: F401  (fixtures among them)
 
@@ -38,7 +38,7 @@ def test_a_node_that_restarts_before_it_has_said_who_it_is_is_asked_again(fed, t
     hellos: list[int] = []
 
     def spoil(node: int, reply: Message) -> Message | None:
-        if "samples" in reply.content[FACTS]:
+        if "samples" in reply.content[FIELDS]:
             hellos.append(node)
         return None if hellos.count(102) == 1 and node == 102 else reply  # its first answer is lost with its process
 
@@ -53,15 +53,17 @@ def test_a_number_of_samples_that_cannot_be_is_refused(samples, fed, tmp_path): 
     grid = make_grid(fed, "fedavg", tmp_path)
 
     def lie(node: int, reply: Message) -> Message:
-        if node == 102 and "samples" in reply.content[FACTS]:
-            reply.content[FACTS]["samples"] = samples
+        if node == 102 and "samples" in reply.content[FIELDS]:
+            reply.content[FIELDS]["samples"] = samples
         return reply
 
     grid.spoil = lie
     lines: list[str] = []
     with pytest.raises(RuntimeError, match=r"missing: \[2\]"):
         deploy(grid, fed, "fedavg", lines)
-    assert any(f"node 102 is not used: Refused: it says that client 2 has {samples} samples" in line for line in lines)
+    assert any(
+        f"node 102 is not used: InvalidMessage: it says that client 2 has {samples} samples" in line for line in lines
+    )
 
 
 class Unreadable(HereGrid):
@@ -71,7 +73,7 @@ class Unreadable(HereGrid):
         ids = list(message_ids)
         for one in ids:
             reply = self.replies.get(one)
-            if reply and reply.metadata.src_node_id == 102 and reply.content[FACTS].get("round") == 1:
+            if reply and reply.metadata.src_node_id == 102 and reply.content[FIELDS].get("round") == 1:
                 if len(ids) == 1:
                     del self.replies[one]
                 raise ValueError("Error parsing message")
@@ -89,7 +91,7 @@ def test_a_client_that_cannot_write_its_record_keeps_the_old_one(fed, tmp_path, 
     grid, replace, old = make_grid(fed, "scaffold", tmp_path), os.replace, {}
 
     def full(source: Any, target: Any) -> None:
-        rounds = [z.content[FACTS]["round"] for z in grid.sent if "round" in z.content.config_records.get(FACTS, {})]
+        rounds = [z.content[FIELDS]["round"] for z in grid.sent if "round" in z.content.config_records.get(FIELDS, {})]
         if Path(target).name.endswith("-2.safetensors") and rounds[-1] == 1:
             old.update(load_file(target))
             raise OSError(28, "No space left on device")

@@ -18,8 +18,9 @@ from flwr.common.config import flatten_dict
 from safetensors.torch import load_file
 
 from fedkeel.cli.app import main
-from fedkeel.deploy import roster
-from fedkeel.deploy.project import client_app, config_of, server_app
+from fedkeel.deploy import polling
+from fedkeel.deploy.config_app import client_from_config, server_from_config
+from fedkeel.deploy.flower_config import from_flower
 from fedkeel.runs.config import RunConfig, read, resolve
 from fedkeel.runs.named import run
 from tests.deploy.flower_grid import HereGrid, context
@@ -49,13 +50,13 @@ def flat_config(app: Path) -> dict:
 
 def test_the_config_survives(finished, tmp_path):
     assert cli("deploy", "init", str(tmp_path / "app"), "--from", str(finished)) == 0
-    ours, theirs = resolve(config_of(flat_config(tmp_path / "app"))), read(finished / "config.toml")
+    ours, theirs = resolve(from_flower(flat_config(tmp_path / "app"))), read(finished / "config.toml")
     different = {key for key in RunConfig.model_fields if getattr(ours, key) != getattr(theirs, key)}
     assert different <= {"engine"}, "what is left out must be at its default"
 
 
 def test_the_app_trains_what_the_run_trained(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(roster, "POLL", (0.001, 0.01))
+    monkeypatch.setattr(polling, "PAUSES", (0.001, 0.01))
     app = tmp_path / "app"
     assert cli("deploy", "init", str(app), "--from", str(finished)) == 0
     config = flat_config(app)
@@ -63,10 +64,10 @@ def test_the_app_trains_what_the_run_trained(finished, tmp_path, monkeypatch):
     for i in range(TASK["clients"]):
         where = context(i, tmp_path / "memory")
         where.run_config = config
-        nodes[100 + i] = (client_app(), where)
+        nodes[100 + i] = (client_from_config(), where)
     grid = HereGrid(nodes)
     here = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
-    server_app()(grid, here)
+    server_from_config()(grid, here)
     a, b = load_file(finished / "model.safetensors"), load_file(app / "run/model.safetensors")
     assert all(torch.equal(a[key], b[key]) for key in a)
     assert json.loads((app / "run/summary.json").read_text())["engine"] == "flower"
