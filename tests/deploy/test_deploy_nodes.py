@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 from fedkeel.cli.app import main
+from fedkeel.deploy.local_data import as_federation
 from fedkeel.deploy.messages import FIELDS
 from tests.deploy.flower_grid import HereGrid
 from tests.deploy.test_deploy import N, deploy, fed, impatient, make_grid, simulate  # noqa: F401  (fixtures among them)
@@ -64,6 +66,30 @@ def test_a_number_of_samples_that_cannot_be_is_refused(samples, fed, tmp_path): 
     assert any(
         f"node 102 is not used: InvalidMessage: it says that client 2 has {samples} samples" in line for line in lines
     )
+
+
+def test_nodes_that_become_other_clients_between_two_rounds_are_asked_again_who_they_are(fed, tmp_path):  # noqa: F811
+    """Nodes 102 and 103 swap their clients without being away, so only their error code tells the server."""
+    grid = make_grid(fed, "scaffold", tmp_path)
+
+    def swap(node: int, reply: Message) -> Message:
+        if node == 103 and reply.has_content() and reply.content[FIELDS].get("round") == 1:
+            grid.nodes[102], grid.nodes[103] = grid.nodes[103], grid.nodes[102]
+        return reply
+
+    grid.spoil = swap
+    run = deploy(grid, fed, "scaffold", cohort=N)
+    assert [row["answered"] for row in run.history] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1], [0, 1, 2, 3]]
+    assert run.history[2]["faults"]["2"] == "ClientFailed: WrongClient: this node is client 3, not 2"
+
+
+def test_the_data_of_a_site_have_the_number_of_its_client():
+    x, y = torch.arange(5.0), torch.arange(5)
+    for client in (0, 3):
+        mine = as_federation((x, y), client)
+        assert mine.size(client) == 5
+        assert torch.equal(mine[client].x, x)
+        assert torch.equal(mine.take(client, np.array([4, 1]))[1], y[[4, 1]])
 
 
 class Unreadable(HereGrid):
