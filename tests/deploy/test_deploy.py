@@ -67,7 +67,7 @@ def simulate(fed: fk.Federation, algorithm: Any, **changes: Any) -> fk.Run:
 
 
 def tuned(name: str) -> fk.Algorithm:
-    """The method, ready for a round that not all clients take part in."""
+    """The method, set up for rounds with partial participation."""
     fields = fk.algorithm(name).__dataclass_fields__
     return fk.algorithm(name, **({"allow_partial": True} if "allow_partial" in fields else {}))
 
@@ -100,7 +100,7 @@ def check_same(name, fed, folder):
             assert ours["test_accuracy"] == theirs["test_accuracy"]
 
 
-def test_epochs_follow_the_sizes_that_clients_told(fed, tmp_path):
+def test_epochs_follow_the_sizes_that_clients_report(fed, tmp_path):
     changes = {"local_steps": None, "local_epochs": 1, "weights": "samples"}
     here = simulate(fed, "fedavg", **changes)
     there = deploy(make_grid(fed, "fedavg", tmp_path), fed, "fedavg", **changes)
@@ -132,7 +132,7 @@ def test_the_run_directory_is_that_of_a_run(fed, tmp_path):
     assert not (out / "clients.bin").exists(), "client memory must not be on the server"
     assert (out / "config.toml").exists()
     assert (out / "model.safetensors").exists()
-    again = deploy(HereGrid({}), fed, "scaffold", out=out)  # complete: nobody is asked
+    again = deploy(HereGrid({}), fed, "scaffold", out=out)  # complete: no client gets a message
     assert torch.equal(again.params, run.params)
 
 
@@ -158,7 +158,7 @@ def test_records_survive_the_wire(dtype):
 
 
 def spoiled(content: RecordDict, how: str) -> None:
-    """Changes an answer as a broken or hostile client might."""
+    """Changes a reply as a broken or hostile client might."""
     facts, up = content.config_records[FIELDS], content.array_records["up"]
     dx = up["dx"]
     z = torch.frombuffer(bytearray(dx.data), dtype=torch.float32)
@@ -231,7 +231,7 @@ def test_a_bad_answer_is_dropped_and_named_and_the_round_goes_on(how, fed, tmp_p
     assert any("round 1: client 2 is dropped" in line for line in lines)
     assert all(run.history[t]["dropped"] == 0 for t in (0, 2, 3))
     assert torch.isfinite(run.params).all()
-    # The client goes on from the record that the server knows of: c stays the mean of the clients' c.
+    # The client starts from the record that the server expects, so c stays the mean of the clients' c.
     records = [newest(tmp_path, i) for i in range(N)]
     assert torch.allclose(run.server.c, torch.stack(records).mean(0), atol=1e-6)
 
@@ -242,7 +242,7 @@ def newest(folder: Path, client: int) -> Tensor:
     return named[max(named, key=lambda name: int(name.partition(".")[0]))]
 
 
-def test_an_order_of_another_schema_run_or_method_is_refused_by_the_client(fed, tmp_path):
+def test_a_request_of_another_schema_run_or_method_is_refused_by_the_client(fed, tmp_path):
     grid = make_grid(fed, "fedavg", tmp_path)
     deploy(grid, fed, "fedavg", rounds=1)
     app, where = grid.nodes[100]
@@ -268,7 +268,7 @@ def test_an_order_of_another_schema_run_or_method_is_refused_by_the_client(fed, 
 
 
 def test_a_client_whose_initial_record_differs_is_refused(fed, tmp_path):
-    """GradMA's clients begin with the initial model in their record, so all must have made the same one."""
+    """The first record of GradMA's clients contains the initial model, so all clients must make the same model."""
     grid = make_grid(fed, "gradma", tmp_path)
     node = grid.nodes[101][0]._registered_funcs["train.default"].__self__
     torch.manual_seed(1)
@@ -302,7 +302,7 @@ def test_a_server_that_stopped_goes_on_with_the_same_bits(name, fed, tmp_path):
     assert [row["round"] for row in run.history] == [0, 1, 2, 3]
 
 
-def test_too_few_answers_are_asked_for_again(fed, tmp_path):
+def test_if_too_few_clients_reply_the_others_are_asked_again(fed, tmp_path):
     grid = make_grid(fed, "scaffold", tmp_path)
     lost: set[tuple[int, int]] = set()
 
@@ -422,7 +422,7 @@ def test_modifiers_are_refused_with_a_reason(fed, tmp_path):
     with pytest.raises(ValueError, match="not a Flower strategy"):
         make_grid(fed, "fedavg", tmp_path, mods=[fixedclipping_mod])
 
-    def secaggplus_mod(*_: Any) -> None: ...  # Flower's own lies where its next release may have none
+    def secaggplus_mod(*_: Any) -> None: ...  # a copy of the name: Flower may move its function in the next release
 
     for name, why in [("fednova", "not just at their weighted sums"), ("fedavg", "older strategies only")]:
         with pytest.raises(ValueError, match=f"secaggplus_mod is not valid for {name}: .*{why}"):
@@ -442,7 +442,9 @@ def test_local_differential_privacy_clips_what_a_client_sends(fed, tmp_path, mon
         if "up" in reply.content.array_records:
             dx = torch.frombuffer(bytearray(reply.content["up"]["dx"].data), dtype=torch.float32)
             norms.append(float(dx.norm()))
-            assert reply.content[FIELDS]["loss"] != reply.content[FIELDS]["loss"], "a loss would tell of the data"
+            assert reply.content[FIELDS]["loss"] != reply.content[FIELDS]["loss"], (
+                "a loss would reveal something about the data"
+            )
         return reply
 
     grid.spoil = look
@@ -451,6 +453,6 @@ def test_local_differential_privacy_clips_what_a_client_sends(fed, tmp_path, mon
     assert all(0.9e-2 < z < 1.1e-2 for z in norms)
 
 
-def test_refused_says_what_was_expected():
+def test_an_invalid_message_says_what_was_expected():
     with pytest.raises(InvalidMessage, match=r"dx is float64 \[3\], not float32 \[3\]"):
         to_tensor(to_array(torch.zeros(3).double()), torch.zeros(3), "dx")

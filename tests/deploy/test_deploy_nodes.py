@@ -1,4 +1,4 @@
-"""Nodes that come back, lie or cannot write, and what the server tells of a run: deployed runs without a network."""
+"""Nodes that return, lie or cannot write, and the log of a run: deployed runs without a network."""
 # ruff: noqa: E402
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.deploy.flower_grid import HereGrid
 from tests.deploy.test_deploy import N, deploy, fed, impatient, make_grid, simulate  # noqa: F401  (fixtures among them)
 
 
-class Coming(HereGrid):
-    """A grid whose node 102 is there at the first look, away at the second and third, and there again."""
+class Returning(HereGrid):
+    """A grid whose node 102 is connected at the first look, away at the second and third, and then connected again."""
 
     looks = 0
 
@@ -36,13 +36,13 @@ class Coming(HereGrid):
 
 
 def test_a_node_that_restarts_before_it_has_said_who_it_is_is_asked_again(fed, tmp_path):  # noqa: F811
-    grid = Coming(make_grid(fed, "scaffold", tmp_path).nodes)
+    grid = Returning(make_grid(fed, "scaffold", tmp_path).nodes)
     hellos: list[int] = []
 
     def spoil(node: int, reply: Message) -> Message | None:
         if "samples" in reply.content[FIELDS]:
             hellos.append(node)
-        return None if hellos.count(102) == 1 and node == 102 else reply  # its first answer is lost with its process
+        return None if hellos.count(102) == 1 and node == 102 else reply  # its first reply is lost because its process ends
 
     grid.spoil = spoil
     run = deploy(grid, fed, "scaffold", patience=5.0)
@@ -134,18 +134,18 @@ def test_a_client_that_cannot_write_its_record_keeps_the_old_one(fed, tmp_path, 
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_progress_is_told_and_the_report_reads_the_run(fed, tmp_path, capsys):  # noqa: F811
+def test_the_log_shows_progress_and_the_report_reads_the_run(fed, tmp_path, capsys):  # noqa: F811
     lines: list[str] = []
     run = deploy(make_grid(fed, "scaffold", tmp_path), fed, "scaffold", lines, out=tmp_path / "run")
-    told = next(line for line in lines if line.startswith("round 2/4"))
+    second = next(line for line in lines if line.startswith("round 2/4"))
     row = run.history[1]
-    assert f"accuracy {row['test_accuracy']:.4f}" in told
-    assert f"answered {' '.join(map(str, row['answered']))}" in told
-    assert f"up {row['bytes_up'] / 1e6:.2f} MB, down {row['bytes_down'] / 1e6:.2f} MB" in told
-    assert told.endswith(" s")
+    assert f"accuracy {row['test_accuracy']:.4f}" in second
+    assert f"answered {' '.join(map(str, row['answered']))}" in second
+    assert f"up {row['bytes_up'] / 1e6:.2f} MB, down {row['bytes_down'] / 1e6:.2f} MB" in second
+    assert second.endswith(" s")
     with pytest.raises(SystemExit) as ended:
         main(["report", str(tmp_path / "run")])
     assert not ended.value.code, capsys.readouterr().err
     page = (tmp_path / "run/report.html").read_text()
     assert "scaffold" in page
-    assert "digits" not in page, "the data have no name; that of the default is not theirs"
+    assert "digits" not in page, "the data have no name, so the page must not show the default one"
