@@ -1,7 +1,7 @@
 """Tensors as Flower arrays: a record travels as a named ArrayRecord, every tensor in it as its raw bytes.
 
-The receiver knows the form of the record from the method. It refuses an array whose name, dtype, shape or length
-differs from that form. Nothing is ever unpickled.
+The receiver knows the form of the record from the method. It refuses an array whose name, dtype, shape or
+length differs from that form. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -54,13 +54,16 @@ def to_tensor(array: Array, like: Tensor, name: str) -> Tensor:
 
 
 def to_arrays(record: Record, without: Sequence[str] = ()) -> ArrayRecord:
-    """The fields of a record as an ArrayRecord. Empty tensors are left out: Flower has no arrays without bytes."""
+    """The fields of a record as an ArrayRecord, without empty tensors: Flower has no arrays without bytes."""
     fields = record._asdict().items()
     return ArrayRecord({name: to_array(z) for name, z in fields if z.numel() and name not in without})
 
 
 def to_record(arrays: Mapping[str, Array], like: Record, without: Sequence[str] = ()) -> Record:
-    """The record in an ArrayRecord. It must have the fields of `like`; those in `without` do not travel and become zero."""
+    """The record in an ArrayRecord. It must have the fields of `like`.
+
+    without: fields that do not travel. They become zero.
+    """
     fields = like._asdict()
     expected = {name for name, z in fields.items() if z.numel() and name not in without}
     if set(arrays) != expected:

@@ -1,4 +1,4 @@
-"""What a SuperNode does with a message: it introduces itself, or does its local work on its data and its record."""
+"""What a SuperNode does with a message: it introduces itself, or does its local work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MessageHandler:
         self.model, self.load_data, self.loss, self.device = model, load_data, loss, device
         self.method = make(algorithm) if isinstance(algorithm, str) else algorithm
         self.sends_loss = sends_loss
-        self.data: dict[int, Federation] = {}  # by client: in Flower's simulation, one process serves many clients
+        self.data: dict[int, Federation] = {}  # by client: in Flower's simulation, a process has many
         self.prepared: dict[str, PreparedRun] = {}  # by the JSON of the run's settings; holds one run at most
 
     def hello(self, message: Message, context: Context) -> Message:

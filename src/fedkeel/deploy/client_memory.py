@@ -1,8 +1,8 @@
-"""What a client keeps between its rounds: its records, in Flower's Context and in a file that survives a restart.
+"""The records that a client keeps between rounds, in Flower's Context and in a file that survives a restart.
 
-Every record has a number. Each request says which number to start from. If a reply is lost, late or refused, the
-server never asks for the record that belongs to it, and the client starts from the older one again. The client keeps
-its last few records, because a server that resumes from its checkpoint may ask for an older one.
+Every record has a number. Each request says which number to start from. If a reply is lost, late or refused,
+the server never asks for the record that belongs to it, and the client starts from the older one again. The
+client keeps its last few records, because a server that resumes from its checkpoint may ask for an older one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ClientMemory:
             z = tensors.get(f"{number}.{field}")
             if z is None or z.shape != like.shape or z.dtype != like.dtype:
                 raise InvalidMessage(f"{field} of record {number} has another shape or dtype")
-            # BLAS may round differently for another alignment, so the tensor moves to memory that torch allocates.
+            # BLAS may round differently for another alignment, so torch allocates the memory.
             values.append(z.to(like.device, copy=True))
         return type(self.initial)(*values)
 

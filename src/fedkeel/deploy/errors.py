@@ -23,6 +23,6 @@ class ClientFailed(RuntimeError):
 
 
 def error_reply(message: Message, error: Exception) -> Message:
-    """A reply that carries the error. Without it, the server could not tell a client's error from a lost message."""
+    """A reply that carries the error, in words and with its code."""
     code = WRONG_CLIENT if isinstance(error, WrongClient) else APP_RAISED
     return Message(Error(code, describe(error)), reply_to=message)

@@ -1,4 +1,4 @@
-"""The config of a run as Flower's flat config, and back. Everything that `deploy` needs from `fedkeel.runs` is here."""
+"""The config of a run as Flower's flat config, and back. Only this module of `deploy` uses `fedkeel.runs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedkeel.data.federation import Federation
 
 SERVER_KEYS = ("out", "timeout", "patience")  # in Flower's config, but not part of the run's config
-# Settings of a simulation without a meaning here: how clients run on one machine, and metrics that need their data.
+# Settings that only a simulation has: how clients run on one machine, and metrics that need their data.
 SIMULATION_KEYS = ("engine", "workers", "timeout", "device", "ray_address", "metrics")
 HYPERPARAMETERS = "hyperparameters."
 
@@ -49,7 +49,7 @@ def checked_from_flower(flat: Mapping[str, Any]) -> RunConfig:
 
 
 def train_settings(config: RunConfig) -> dict[str, Any]:
-    """The keyword arguments of `fedkeel.train` that a config holds and that have a meaning in a deployed run."""
+    """The keyword arguments of `fedkeel.train` in a config, without those of a simulation."""
     return {key: z for key, z in settings_of(config).items() if key not in SIMULATION_KEYS}
 
 

@@ -1,4 +1,4 @@
-"""Flower's modifiers (mods) of a client app: which of them are valid for a method, and local differential privacy."""
+"""Flower's modifiers (mods) of a client app: which are valid for a method, and local differential privacy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedkeel.deploy.errors import APP_RAISED
 from fedkeel.deploy.privacy import why_noise_is_not_allowed, why_sums_are_not_enough
 
 MEASURING = (message_size_mod, arrays_size_mod)  # leave messages as they are
-CENTRAL_NOISE = (fixedclipping_mod, adaptiveclipping_mod)  # rely on noise that a Flower strategy adds on the server
+CENTRAL_NOISE = (fixedclipping_mod, adaptiveclipping_mod)  # need a Flower strategy that adds the noise
 
 
 def adapted_mods(method: Algorithm, mods: Sequence[Any]) -> list[Any]:
@@ -25,7 +25,7 @@ def adapted_mods(method: Algorithm, mods: Sequence[Any]) -> list[Any]:
 
 
 def hides_uploads(mods: Sequence[Any]) -> bool:
-    """Does a modifier protect the client's privacy? Then the loss, which it does not protect, must not be sent."""
+    """Does a modifier protect privacy? Then the loss, which it does not protect, must not be sent."""
     return any(isinstance(mod, LocalDpMod) for mod in mods)
 
 
@@ -52,8 +52,8 @@ def _adapted(method: Algorithm, mod: Any) -> Any:
 class LocalDpAdapter:
     """Runs LocalDpMod on fedkeel's messages.
 
-    The modifier expects the model before and after training under the same name. fedkeel sends x and gets back dx, so
-    the modifier sees x and x + dx, and dx is computed again from what it returns.
+    The modifier expects the model before and after training under the same name. fedkeel sends x and gets
+    back dx, so the modifier sees x and x + dx, and dx is computed again from what it returns.
     """
 
     def __init__(self, mod: LocalDpMod) -> None:

@@ -12,9 +12,9 @@ from fedkeel.data.federation import Federation
 def as_federation(data: Any, client: int) -> Federation:
     """What `load_data` returned: a federation that contains this client, or the (x, y) of this client alone.
 
-    The seed of a batch depends on the client's number, so the site's data must have that number here too. The site
-    does not have the data of the clients before it. A federation cannot have clients without samples, so each of
-    them gets sample 0; nothing reads it.
+    The seed of a batch depends on the client's number, so the site's data must have that number here too. The
+    site does not have the data of the clients before it. A federation cannot have clients without samples, so
+    each of them gets sample 0; nothing reads it.
     """
     if isinstance(data, Federation):
         return data

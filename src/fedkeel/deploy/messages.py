@@ -1,8 +1,8 @@
 """What server and clients write to each other, beside the tensors: the fields of each kind of message.
 
-A training request holds the fields of `TrainRequest`, the record `down` that goes to every client and, if the model
-has any, its `buffers`. A reply holds the fields of `TrainReply`, the upload `up`, and `buffers`. `arrays.py` turns
-records into arrays.
+A training request holds the fields of `TrainRequest`, the record `down` that goes to every client and, if the
+model has any, its `buffers`. A reply holds the fields of `TrainReply`, the upload `up`, and `buffers`.
+`arrays.py` turns records into arrays.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RunSettings:
     weight_decay: float
     clip: float | None
     dtype: str
-    start: str  # hash of a new client's record: if the record contains the initial model, all must have the same one
+    start: str  # hash of a new client's record, which may contain the initial model: all must have the same
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)

@@ -28,7 +28,7 @@ def fields(record: Record | None, tracked: tuple[str, ...] = ()) -> list[str]:
 
 
 def drawing(algo: Algorithm) -> str:
-    """An SVG: the server with what it keeps, a client with what it keeps, and what goes between them in a round."""
+    """An SVG: what the server keeps, what a client keeps, and what travels between them in a round."""
     algo = algo.plan(Plan(N=N, S=N, K=1.0, T=100))
     server, client = algo.init(torch.zeros(D))
     up, first, down = _upload(algo, "client"), None, down_record(algo, server)

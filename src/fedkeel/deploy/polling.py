@@ -20,7 +20,7 @@ def send(grid: Grid, message: Message) -> str | None:
 
 
 def send_all(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[tuple[int, Message | Exception]]:
-    """Sends messages and yields (index of the message, its reply or an error) in the order in which replies arrive."""
+    """Sends messages and yields (index of the message, its reply or an error) as replies arrive."""
     waiting: dict[str, int] = {}  # message id -> index
     for index, message in enumerate(messages):
         if message_id := send(grid, message):
@@ -39,7 +39,7 @@ def send_all(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
 def replies(grid: Grid, message_ids: Sequence[str]) -> Iterator[tuple[str, Message | Exception]]:
     """(message id, its reply) for the messages that have a reply by now.
 
-    Flower reads all replies together, so one damaged reply makes all of them fail. Then each is read on its own.
+    Flower reads all replies together, so one damaged reply makes all of them fail. Then each is read alone.
     """
     try:
         pulled = list(grid.pull_messages(message_ids)) if message_ids else []

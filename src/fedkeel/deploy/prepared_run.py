@@ -1,4 +1,4 @@
-"""What a client prepares once per run: the model, the method with the server's hyper-parameters, and empty records."""
+"""What a client prepares once per run: the model, and the method with the server's hyper-parameters."""
 
 from __future__ import annotations
 

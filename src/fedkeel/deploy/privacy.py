@@ -1,8 +1,9 @@
 """Which methods allow that the server sees sums of uploads only, and which allow noise on uploads.
 
-No method declares this. It follows from the method's code: the server step runs once on sealed uploads, which can be
-summed and nothing else. If the step does anything else with an upload, it fails, and the method needs single uploads.
-Both functions return the reason against it as words for an error message, or None if the method allows it.
+No method declares this. It follows from the method's code: the server step runs once on sealed uploads, which
+can be summed and nothing else. If the step does anything else with an upload, it fails, and the method needs
+single uploads. Both functions return the reason against it as words for an error message, or None if the
+method allows it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ D = sum(LAYERS.sizes)
 
 
 def why_sums_are_not_enough(method: Algorithm) -> str | None:
-    """Why the server needs single uploads. None: weighted sums are enough, so secure aggregation would be valid."""
+    """Why the server needs single uploads. None: sums are enough, so secure aggregation would be valid."""
     method = _planned(method)
     for stage in stages(method):
         up = _upload(method, stage)
@@ -35,7 +36,8 @@ def why_sums_are_not_enough(method: Algorithm) -> str | None:
 def why_noise_is_not_allowed(method: Algorithm) -> str | None:
     """Why a client must not clip its upload and add noise to it. None: it may.
 
-    Flower's modifiers protect one array, the model: they change its difference from the model that the server sent.
+    Flower's modifiers protect one array, the model: they change its difference from the model that the server
+    sent.
     """
     if why := why_sums_are_not_enough(method):
         return why
@@ -65,7 +67,7 @@ def _works_on_sums(method: Algorithm, stage: str, up: Record) -> bool:
     sealed = type(up)(*(SealedUpload(z) for z in up))
     try:
         getattr(method, STEPS[stage])(server, sealed, SumsOnlyRound())
-    except (TypeError, AttributeError):  # what Python and torch raise if something that is no tensor is used as one
+    except (TypeError, AttributeError):  # raised if a sealed upload is used as a tensor
         return False
     return True
 

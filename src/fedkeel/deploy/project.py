@@ -1,7 +1,7 @@
-"""Writes a Flower project for a run: `pyproject.toml` with the run's settings, and a file that names the two apps.
+"""Writes a Flower project for a run: `pyproject.toml` with the run's settings, and a file with the two apps.
 
-Flower gives the settings, `[tool.flwr.app.config]`, to the server and to every client. You can change them for one run:
-`flwr run -c 'rounds=20'`.
+Flower gives the settings, `[tool.flwr.app.config]`, to the server and to every client. You can change them
+for one run: `flwr run -c 'rounds=20'`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def init(directory: Path, source: Path) -> list[Path]:
             "version": "1.0.0",
             "description": f"{config.algorithm} on {config.data}, {config.clients} clients",
             "license": {"text": "as you choose"},
-            # Empty: Flower would install another build of torch. The owner of a node installs fedkeel and torch.
+            # Flower would install another build of torch, so a node's owner installs fedkeel and torch.
             "dependencies": [],
         },
         "tool": {

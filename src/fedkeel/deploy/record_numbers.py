@@ -1,4 +1,4 @@
-"""What the server knows about client records that stay with the clients: which number each client starts from."""
+"""What the server knows about the clients' records: the number of the record that each client starts from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class RecordNumbers:
-    """Takes the place of the engine's Store. A slot is the number of a record, and the record itself is not here."""
+    """Takes the place of the engine's Store. A slot is the number of a record that stays with its client."""
 
     def __init__(self) -> None:
         self.live: dict[int, int] = {}  # client -> number of the record that it starts from

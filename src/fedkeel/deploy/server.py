@@ -24,7 +24,7 @@ from fedkeel.engine.train import train
 from fedkeel.errors import refuse
 from fedkeel.files import write_atomically
 
-DEPLOYMENT = "deployment.json"  # in the directory of a run: its name, and the number of samples of every client
+DEPLOYMENT = "deployment.json"  # in a run's directory: its name, and every client's number of samples
 
 
 def print_line(line: str) -> None:
@@ -74,7 +74,7 @@ def serve(
 
 
 def _resumed_run(out: str | Path | None, nodes: ClientNodes) -> str | None:
-    """The name of the run that `out` holds, or None if it holds none. Restores the clients' numbers of samples."""
+    """The name of the run in `out`, or None if there is none. Restores the clients' numbers of samples."""
     if out is None or not (Path(out) / CHECKPOINT).exists():
         return None
     try:

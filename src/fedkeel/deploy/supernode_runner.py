@@ -1,7 +1,8 @@
-"""Runs the clients of a round on SuperNodes: sends each client a request, and collects the replies as uploads.
+"""Runs the clients of a round on SuperNodes: sends a request to each, and collects the replies as uploads.
 
-The round loop is the engine's (`engine/loop.py`). It uses this runner instead of one that works on this machine. Client
-records stay with the clients; the server only knows the number of the record that each client starts from.
+The round loop is the engine's (`engine/loop.py`). It uses this runner instead of one that works on this
+machine. Client records stay with the clients; the server only knows the number of the record that each client
+starts from.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Exchange:
     def __init__(self, runner: SuperNodeRunner, jobs: Jobs) -> None:
         self.runner, self.supernodes, self.jobs = runner, runner.supernodes, jobs
         model, S = runner.work.objective.model, len(jobs.ids)
-        self.like = dry_run(runner.work.algo, jobs.stage, model.layers, model.dtype)  # has the form of an upload
+        self.like = dry_run(runner.work.algo, jobs.stage, model.layers, model.dtype)  # shapes of an upload
         self.uploads = Uploads(
             up=Stack(self.like, S).record,
             buffers=torch.zeros(S, len(jobs.buffers)).double(),
