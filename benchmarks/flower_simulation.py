@@ -1,11 +1,10 @@
-"""The same app in Flower's simulation and the same run in fedkeel's own engine, for every method: equal weights, and the
-seconds of a round.
+"""Compares Flower's simulation with fedkeel's sequential engine for every method: final weights, and seconds of a round.
 
     python benchmarks/flower_simulation.py [METHOD ...]      # needs: pip install 'flwr[simulation]'
 
-Every method is an app that `fedkeel deploy init` wrote, started by `flwr run` on one SuperLink; one core for Flower's actors
-and one thread for the sequential engine. Rows are kept in results/flower_simulation.jsonl, so that a second call runs only
-what is missing; results/flower_simulation.md is made from them.
+For every method, `fedkeel deploy init` writes an app and `flwr run` starts it on one SuperLink. Flower's actors have one
+core, the sequential engine has one thread. results/flower_simulation.jsonl keeps the rows, so a second call runs only
+what is missing. results/flower_simulation.md is made from the rows.
 """
 # ruff: noqa: E402
 
@@ -31,7 +30,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.flower_network import BIN, environment, flwr, free_port, status, wait_for, warm_commands
+from tests.deploy.flower_network import BIN, environment, flwr, free_port, status, wait_for, warm_commands
 
 import fedkeel as fk
 from fedkeel.deploy.project import init
@@ -44,28 +43,28 @@ SECONDS = 900  # for one method
 
 
 def config_of(name: str) -> RunConfig:
-    """The run of a method at its defaults; those made for full participation are told that this is not."""
+    """The run of a method at its defaults. Methods made for full participation must allow partial participation."""
     partial = {"allow_partial": True} if hasattr(fk.algorithm(name), "allow_partial") else {}
     return resolve(RunConfig(algorithm=name, engine="sequential", hyperparameters=partial, **TASK))
 
 
 def fastest_round(directory: Path) -> float:
-    """Seconds of the fastest round but the first: on a shared machine the others tell who else was there."""
+    """Seconds of the fastest round after the first. On a shared machine, other processes slow down the other rounds."""
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return float(min(row["seconds"] for row in rows[1:]))
 
 
 @contextlib.contextmanager
 def superlink(folder: Path) -> Iterator[dict[str, str]]:
-    """A SuperLink with Flower's simulation runtime, known to `flwr` as "sim" -> the environment of its commands.
+    """Starts a SuperLink with Flower's simulation runtime, called "sim". Yields the environment for `flwr`.
 
-    Its simulations are forked from a process that has loaded torch, and share a Ray cluster: starts are no part of a round.
+    Simulations are forked from a process that has loaded torch, and share a Ray cluster. So no round includes a start.
     """
     home, port, running = folder / "flwr", free_port(), []
     env = environment(home)
     home.mkdir()
     (home / "config.toml").write_text(f'[superlink.sim]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-    os.environ |= {"RAY_worker_niceness": "0"}  # Ray's default is to let everybody else on the machine go first
+    os.environ |= {"RAY_worker_niceness": "0"}  # by default, Ray's workers have the lowest priority
     ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     env["RAY_ADDRESS"] = ray.address
     warm = warm_commands(folder, env)
@@ -86,21 +85,21 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def in_flower(app: Path, env: dict[str, str]) -> None:
-    """Runs the app to its end."""
+    """Runs the app until it is complete."""
     federation = f"num-supernodes={TASK['clients']} client-resources-num-cpus=1"
     number = re.findall(r"run (\d+)", flwr(env, "run", str(app), "sim", "--federation-config", federation))[0]
 
     end = time.monotonic() + SECONDS
     while not (app / "run/summary.json").exists():
-        with contextlib.suppress(TimeoutError):  # Flower's own commands would take time from the rounds
+        with contextlib.suppress(TimeoutError):  # asking Flower more often would slow down the rounds
             wait_for((app / "run/summary.json").exists, 30, "")
             break
-        told = status(env, "sim", int(number))
+        state = status(env, "sim", int(number))
         if time.monotonic() > end:
-            flwr(env, "stop", number, "sim")  # or the next one would wait for its core
-            raise TimeoutError(f"{told} after {SECONDS} s")
-        if told == "finished:failed":
-            raise RuntimeError(f"{told}: {flwr(env, 'log', number, 'sim', '--show').strip()[-300:]}")
+            flwr(env, "stop", number, "sim")  # otherwise the next run would wait for its core
+            raise TimeoutError(f"{state} after {SECONDS} s")
+        if state == "finished:failed":
+            raise RuntimeError(f"{state}: {flwr(env, 'log', number, 'sim', '--show').strip()[-300:]}")
 
 
 def measure(name: str, folder: Path, env: dict[str, str]) -> dict[str, Any]:
@@ -132,9 +131,10 @@ def page(rows: list[dict[str, Any]]) -> str:
         "# The same app in Flower's simulation, every method",
         "",
         f"`python benchmarks/flower_simulation.py`; {versions}; {task}; one actor of one core, on a shared machine.",
-        f"{same} of {len(rows)} methods end with the weights of fedkeel's own engine, bit for bit. A round takes {spread}",
-        "as with `sequential`: as the server measures it, the fastest of the run, without the start of processes. A single",
-        "row also tells of who else was on the machine.",
+        f"{same} of {len(rows)} methods end with the weights of fedkeel's sequential engine, bit for bit.",
+        f"A round takes {spread}",
+        "as with `sequential`. The time is the fastest round that the server measured, without the start of processes.",
+        "Other processes on the machine can slow down a single row.",
         "",
         "| method | weights | a round in Flower | sequential | ratio |",
         "|---|---|---|---|---|",

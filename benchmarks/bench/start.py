@@ -29,7 +29,7 @@ def waiting(passes: int, step: Callable[[str], None]) -> Iterator[Row]:
             step(command)
             with tempfile.TemporaryDirectory() as folder:
                 words = command.split()[1:] + (["--out", str(Path(folder) / "x")] if "run" in command else [])
-                program = [sys.executable, "-c", "from fedkeel.cli import main; main()", *words]
+                program = [sys.executable, "-c", "from fedkeel.cli.app import main; main()", *words]
                 if command == TORCH:
                     program = [sys.executable, "-c", "import torch"]
                 start = time.perf_counter()

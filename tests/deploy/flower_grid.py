@@ -14,10 +14,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class HereGrid(Grid):
-    """Nodes are pairs of an app and a context; `spoil(node, reply)` may change what a node answers, None: it does not."""
+    """Nodes are pairs of an app and a context. `spoil(node, reply)` may change a node's reply; None drops it."""
 
     def __init__(self, nodes: dict[int, tuple[ClientApp, Context]]) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # or no message can be made
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # otherwise Flower makes no message
         self.nodes = nodes
         self.replies: dict[str, Message] = {}
         self.count = itertools.count()

@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Nothing leaves this machine, nothing is installed, one thread each."""
+    """Variables with which Flower sends nothing out, and every process has one thread."""
     return os.environ | {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -43,7 +43,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def call(words: list[str], env: dict[str, str], cwd: Path | None = None, seconds: float = 120) -> str:
-    """Runs a command to its end; its output."""
+    """Runs a command until it ends, and returns its output."""
     done = subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, timeout=seconds)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} failed:\n{done.stdout}\n{done.stderr}")
@@ -51,9 +51,9 @@ def call(words: list[str], env: dict[str, str], cwd: Path | None = None, seconds
 
 
 def flwr(env: dict[str, str], *words: str) -> str:
-    """What a command of Flower's prints; in a fork of this process, since loading Flower takes seconds."""
+    """The output of a `flwr` command. It runs in a fork of this process, because loading Flower takes seconds."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Flower's own
+        warnings.simplefilter("ignore")  # warnings of Flower itself
         from flwr.cli.app import app
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
@@ -79,13 +79,13 @@ def flwr(env: dict[str, str], *words: str) -> str:
 
 
 def status(env: dict[str, str], superlink: str, run: int) -> str:
-    """What Flower says of a run, "finished:failed" for example; "unknown" if the SuperLink had no time to answer."""
-    told = json.loads(flwr(env, "list", superlink, "--run-id", str(run), "--format", "json"))
-    return str(told["runs"][0]["status"]) if "runs" in told else "unknown"
+    """The status of a run, such as "finished:failed", or "unknown" if the SuperLink was too busy to answer."""
+    listing = json.loads(flwr(env, "list", superlink, "--run-id", str(run), "--format", "json"))
+    return str(listing["runs"][0]["status"]) if "runs" in listing else "unknown"
 
 
 def warm_commands(folder: Path, env: dict[str, str]) -> list[str]:
-    """Puts commands in front of Flower's own on the PATH which are quicker: see flower_warm.py, and what must run for it."""
+    """Puts faster commands before Flower's on the PATH (flower_warm.py). Returns the process that must run for them."""
     commands, fifo = folder / "bin", folder / "orders"
     commands.mkdir()
     os.mkfifo(fifo)
@@ -121,7 +121,7 @@ class Network:
             "--disable-runtime-dependency-installation",
         )
         wait_for(lambda: "Uvicorn running" in self.log("superlink"), 120, "the SuperLink does not start")
-        wait_for(lambda: "ready for orders" in self.log("warm"), 120, "the processes that are to be forked do not start")
+        wait_for(lambda: "ready for orders" in self.log("warm"), 120, "flower_warm.py does not start")
 
     def _certificates(self) -> None:
         new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
@@ -133,7 +133,7 @@ class Network:
 
     def start(self, name: str, *words: str) -> None:
         with open(self.folder / f"{name}.log", "ab") as log:
-            command = [str(BIN / words[0]), *words[1:]]  # a path of its own stays as it is
+            command = [str(BIN / words[0]), *words[1:]]  # an absolute path stays as it is
             self.processes[name] = subprocess.Popen(command, env=self.env, cwd=self.folder, stdout=log, stderr=log)
 
     def log(self, name: str) -> str:
@@ -149,7 +149,7 @@ class Network:
         self.flwr("supernode", "register", str(self.key(name).with_suffix(".pub")), "net")
 
     def node(self, name: str, config: str, key: bool = True) -> None:
-        """Starts a SuperNode, with a key of its own."""
+        """Starts a SuperNode with its key."""
         words = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--node-config", config]
         words += ["--root-certificates", str(self.keys / "ca.crt")]
         words += ["--auth-supernode-private-key", str(self.key(name))] if key else []
@@ -164,7 +164,7 @@ class Network:
         return flwr(self.env, *words)
 
     def run(self, app: Path, **config: Any) -> int:
-        """Starts a run of the app; its number."""
+        """Starts a run of the app and returns its number."""
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         return int(re.findall(r"run (\d+)", self.flwr("run", str(app), "net", "-c", overrides))[0])
 

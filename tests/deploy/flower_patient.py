@@ -2,9 +2,9 @@
 
     python tests/deploy/flower_patient.py flower-superlink ARGUMENT ...
 
-Flower gives a server's or client's process 30 s to send its first heartbeat and 60 s for every other one, and then ends the
-run as failed. On a machine whose cores are all taken for so long, tests would fail for a reason that is not theirs. The
-limits for nodes, which tests do rely on, are others and stay.
+Flower gives a server's or client's process 30 s for its first heartbeat and 60 s for every other one. Then it ends the run
+as failed. On a busy machine, tests would fail for that reason. The limits for nodes are separate: tests rely on them, and
+they stay.
 """
 
 from __future__ import annotations

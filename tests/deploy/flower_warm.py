@@ -1,7 +1,7 @@
-"""Stands in for the commands `flwr-clientapp`, `flwr-serverapp` and `flwr-simulation`, which Flower starts anew for every
-message or run: forks a process that has torch and flwr loaded, since loading them takes longer than all that is tested.
+"""Replaces the commands `flwr-clientapp`, `flwr-serverapp` and `flwr-simulation`, which Flower starts for every message or
+run. It forks a process that has loaded torch and flwr, because loading them takes longer than the tests themselves.
 
-    python tests/deploy/flower_warm.py FIFO        # reads lines `COMMAND ARGUMENT ...` and runs each in a process of its own
+    python tests/deploy/flower_warm.py FIFO        # reads lines `COMMAND ARGUMENT ...` and runs each in a new process
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     entries = {name: scripts[name].load() for name in COMMANDS}
     assert threading.active_count() == 1, "only a process of one thread may fork"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with os.fdopen(os.open(sys.argv[1], os.O_RDWR), "r") as orders:  # also to write, so that it never ends
+    with os.fdopen(os.open(sys.argv[1], os.O_RDWR), "r") as orders:  # open for writing too, so that reading never ends
         print("ready for orders", flush=True)
         for line in orders:
             if os.fork() == 0:

@@ -20,9 +20,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.deploy import messages, privacy, roster
-from fedkeel.deploy.flower import client_app, serve
-from fedkeel.deploy.messages import FACTS, RAW, Refused, to_array, to_arrays, to_record
+from fedkeel.deploy import polling, privacy
+from fedkeel.deploy.arrays import RAW, to_array, to_arrays, to_record, to_tensor
+from fedkeel.deploy.errors import InvalidMessage
+from fedkeel.deploy.flower import client_app
+from fedkeel.deploy.messages import FIELDS
+from fedkeel.deploy.server import serve
 from tests.deploy.flower_grid import HereGrid, context
 
 N = 4
@@ -41,7 +44,7 @@ def fed() -> fk.Federation:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(roster, "POLL", (0.001, 0.01))
+    monkeypatch.setattr(polling, "PAUSES", (0.001, 0.01))
 
 
 def make_grid(fed: fk.Federation, algorithm: Any, folder: Path, **options: Any) -> HereGrid:
@@ -55,8 +58,8 @@ def make_grid(fed: fk.Federation, algorithm: Any, folder: Path, **options: Any) 
 
 def deploy(grid: HereGrid, fed: fk.Federation, algorithm: Any, lines: list[str] | None = None, **changes: Any) -> fk.Run:
     options = {"out": None, "timeout": 0.05, "patience": 0.05, "largest": 1e8, **SETTINGS, **changes}
-    say = (lines if lines is not None else []).append
-    return serve(grid, model, algorithm, N, fed.test, say=say, **options)
+    log = (lines if lines is not None else []).append
+    return serve(grid, model, algorithm, clients=N, test=fed.test, log=log, **options)
 
 
 def simulate(fed: fk.Federation, algorithm: Any, **changes: Any) -> fk.Run:
@@ -64,7 +67,7 @@ def simulate(fed: fk.Federation, algorithm: Any, **changes: Any) -> fk.Run:
 
 
 def tuned(name: str) -> fk.Algorithm:
-    """The method, ready for a round that not all clients take part in."""
+    """The method, set up for rounds with partial participation."""
     fields = fk.algorithm(name).__dataclass_fields__
     return fk.algorithm(name, **({"allow_partial": True} if "allow_partial" in fields else {}))
 
@@ -97,7 +100,7 @@ def check_same(name, fed, folder):
             assert ours["test_accuracy"] == theirs["test_accuracy"]
 
 
-def test_epochs_follow_the_sizes_that_clients_told(fed, tmp_path):
+def test_epochs_follow_the_sizes_that_clients_report(fed, tmp_path):
     changes = {"local_steps": None, "local_epochs": 1, "weights": "samples"}
     here = simulate(fed, "fedavg", **changes)
     there = deploy(make_grid(fed, "fedavg", tmp_path), fed, "fedavg", **changes)
@@ -129,7 +132,7 @@ def test_the_run_directory_is_that_of_a_run(fed, tmp_path):
     assert not (out / "clients.bin").exists(), "client memory must not be on the server"
     assert (out / "config.toml").exists()
     assert (out / "model.safetensors").exists()
-    again = deploy(HereGrid({}), fed, "scaffold", out=out)  # complete: nobody is asked
+    again = deploy(HereGrid({}), fed, "scaffold", out=out)  # complete: no client gets a message
     assert torch.equal(again.params, run.params)
 
 
@@ -155,8 +158,8 @@ def test_records_survive_the_wire(dtype):
 
 
 def spoiled(content: RecordDict, how: str) -> None:
-    """Changes an answer as a broken or hostile client might."""
-    facts, up = content.config_records[FACTS], content.array_records["up"]
+    """Changes a reply as a broken or hostile client might."""
+    facts, up = content.config_records[FIELDS], content.array_records["up"]
     dx = up["dx"]
     z = torch.frombuffer(bytearray(dx.data), dtype=torch.float32)
     if how in ("run", "stage"):
@@ -166,7 +169,7 @@ def spoiled(content: RecordDict, how: str) -> None:
     elif how == "schema":
         facts["schema"] = 2
     elif how == "no facts":
-        del content[FACTS]
+        del content[FIELDS]
     elif how == "type":
         facts["loss"] = "low"
     elif how == "NaN":
@@ -209,7 +212,7 @@ def test_a_bad_answer_is_dropped_and_named_and_the_round_goes_on(how, fed, tmp_p
     grid = make_grid(fed, "scaffold", tmp_path)
 
     def spoil(node: int, reply: Message) -> Message | None:
-        if node != 102 or "up" not in reply.content.array_records or reply.content[FACTS]["round"] != 1:
+        if node != 102 or "up" not in reply.content.array_records or reply.content[FIELDS]["round"] != 1:
             return reply
         if how == "error":
             return Message(Error(2, "ZeroDivisionError: division by zero"), reply_to=grid.sent[-1])
@@ -228,7 +231,7 @@ def test_a_bad_answer_is_dropped_and_named_and_the_round_goes_on(how, fed, tmp_p
     assert any("round 1: client 2 is dropped" in line for line in lines)
     assert all(run.history[t]["dropped"] == 0 for t in (0, 2, 3))
     assert torch.isfinite(run.params).all()
-    # The client goes on from the record that the server knows of: c stays the mean of the clients' c.
+    # The client starts from the record that the server expects, so c stays the mean of the clients' c.
     records = [newest(tmp_path, i) for i in range(N)]
     assert torch.allclose(run.server.c, torch.stack(records).mean(0), atol=1e-6)
 
@@ -239,14 +242,14 @@ def newest(folder: Path, client: int) -> Tensor:
     return named[max(named, key=lambda name: int(name.partition(".")[0]))]
 
 
-def test_an_order_of_another_schema_run_or_method_is_refused_by_the_client(fed, tmp_path):
+def test_a_request_of_another_schema_run_or_method_is_refused_by_the_client(fed, tmp_path):
     grid = make_grid(fed, "fedavg", tmp_path)
     deploy(grid, fed, "fedavg", rounds=1)
     app, where = grid.nodes[100]
     order = next(z for z in grid.sent if z.metadata.dst_node_id == 100 and "down" in z.content.array_records)
 
     def reason(**changes: Any) -> str:
-        content = RecordDict({FACTS: ConfigRecord({**order.content[FACTS], **changes}), "down": order.content["down"]})
+        content = RecordDict({FIELDS: ConfigRecord({**order.content[FIELDS], **changes}), "down": order.content["down"]})
         content["buffers"] = order.content["buffers"]
         message = Message(content, 100, "train")
         message.metadata.__dict__["_message_id"] = "x"
@@ -256,16 +259,16 @@ def test_an_order_of_another_schema_run_or_method_is_refused_by_the_client(fed, 
     assert reason() == "accepted"
     assert "schema 7 is unknown here" in reason(schema=7)
     assert "this node is client 0, not 1" in reason(client=1)
-    assert "not an order" in reason(run="../../etc/passwd")
-    assert "not an order" in reason(stage="__init__")
+    assert "not a request" in reason(run="../../etc/passwd")
+    assert "not a request" in reason(stage="__init__")
     assert "set up for fedavg" in reason(
-        task=json.dumps(json.loads(order.content[FACTS]["task"]) | {"algorithm": "fedprox"})
+        task=json.dumps(json.loads(order.content[FIELDS]["task"]) | {"algorithm": "fedprox"})
     )
     assert "cannot be read" in reason(task="{}")
 
 
 def test_a_client_whose_initial_record_differs_is_refused(fed, tmp_path):
-    """GradMA's clients begin with the initial model in their record, so all must have made the same one."""
+    """The first record of GradMA's clients contains the initial model, so all clients must make the same model."""
     grid = make_grid(fed, "gradma", tmp_path)
     node = grid.nodes[101][0]._registered_funcs["train.default"].__self__
     torch.manual_seed(1)
@@ -288,7 +291,7 @@ def test_a_run_in_which_all_clients_fail_is_a_failed_run(fed, tmp_path):
 @pytest.mark.parametrize("name", ["scaffold", "padamfed"])
 def test_a_server_that_stopped_goes_on_with_the_same_bits(name, fed, tmp_path):
     grid = make_grid(fed, name, tmp_path)
-    grid.spoil = lambda node, reply: None if reply.has_content() and reply.content[FACTS].get("round") == 2 else reply
+    grid.spoil = lambda node, reply: None if reply.has_content() and reply.content[FIELDS].get("round") == 2 else reply
     with pytest.raises(fk.RoundError, match="min_clients is 2"):
         deploy(grid, fed, name, out=tmp_path / "run", min_clients=2)
     for node, (app, _) in list(grid.nodes.items()):  # another run of Flower: its Contexts are empty
@@ -299,12 +302,12 @@ def test_a_server_that_stopped_goes_on_with_the_same_bits(name, fed, tmp_path):
     assert [row["round"] for row in run.history] == [0, 1, 2, 3]
 
 
-def test_too_few_answers_are_asked_for_again(fed, tmp_path):
+def test_if_too_few_clients_reply_the_others_are_asked_again(fed, tmp_path):
     grid = make_grid(fed, "scaffold", tmp_path)
     lost: set[tuple[int, int]] = set()
 
     def spoil(node: int, reply: Message) -> Message | None:
-        key = (node, reply.content[FACTS].get("round", -1))
+        key = (node, reply.content[FIELDS].get("round", -1))
         if key[1] != 1 or key in lost:
             return reply
         lost.add(key)
@@ -322,7 +325,7 @@ def test_a_node_that_restarts_comes_back_with_its_record_or_as_a_new_client(memo
     grid = make_grid(fed, "scaffold", tmp_path)
 
     def restart(node: int, reply: Message) -> Message:
-        if node == 101 and reply.content[FACTS].get("round") == 1:
+        if node == 101 and reply.content[FIELDS].get("round") == 1:
             grid.nodes[101] = (make_grid(fed, "scaffold", tmp_path).nodes[101][0], context(1, tmp_path))
             (path,) = tmp_path.glob("*-1.safetensors")
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -348,7 +351,7 @@ def test_a_node_that_leaves_is_dropped_and_one_that_joins_takes_its_place(fed, t
     grid = make_grid(fed, "scaffold", tmp_path)
 
     def moves(node: int, reply: Message) -> Message:
-        t = reply.content[FACTS].get("round")
+        t = reply.content[FIELDS].get("round")
         if t == 1 and node == 103:
             grid.nodes.pop(103)
         if t == 2 and 203 not in grid.nodes:
@@ -383,7 +386,7 @@ def test_a_node_without_a_number_is_not_used(fed, tmp_path):
 
 
 def test_which_methods_need_only_sums():
-    each = {name for name in fk.algorithms() if privacy.needs_each(tuned(name))}
+    each = {name for name in fk.algorithms() if privacy.why_sums_are_not_enough(tuned(name))}
     assert each == {"fafed", "fednova", "gradma", "gradma-s"}
 
 
@@ -401,8 +404,8 @@ def test_a_survey_in_a_later_round_is_no_secret_either():
         def survey_server(self, s, up, r):
             return s._replace(x=s.x + r.avg(up.g))
 
-    assert privacy.no_noise(fk.algorithm("fedavg")) is None
-    assert "gradients" in privacy.no_noise(Sometimes())
+    assert privacy.why_noise_is_not_allowed(fk.algorithm("fedavg")) is None
+    assert "gradients" in privacy.why_noise_is_not_allowed(Sometimes())
 
 
 def test_modifiers_are_refused_with_a_reason(fed, tmp_path):
@@ -419,7 +422,7 @@ def test_modifiers_are_refused_with_a_reason(fed, tmp_path):
     with pytest.raises(ValueError, match="not a Flower strategy"):
         make_grid(fed, "fedavg", tmp_path, mods=[fixedclipping_mod])
 
-    def secaggplus_mod(*_: Any) -> None: ...  # Flower's own lies where its next release may have none
+    def secaggplus_mod(*_: Any) -> None: ...  # a copy of the name: Flower may move its function in the next release
 
     for name, why in [("fednova", "not just at their weighted sums"), ("fedavg", "older strategies only")]:
         with pytest.raises(ValueError, match=f"secaggplus_mod is not valid for {name}: .*{why}"):
@@ -439,7 +442,9 @@ def test_local_differential_privacy_clips_what_a_client_sends(fed, tmp_path, mon
         if "up" in reply.content.array_records:
             dx = torch.frombuffer(bytearray(reply.content["up"]["dx"].data), dtype=torch.float32)
             norms.append(float(dx.norm()))
-            assert reply.content[FACTS]["loss"] != reply.content[FACTS]["loss"], "a loss would tell of the data"
+            assert reply.content[FIELDS]["loss"] != reply.content[FIELDS]["loss"], (
+                "a loss would reveal something about the data"
+            )
         return reply
 
     grid.spoil = look
@@ -448,6 +453,6 @@ def test_local_differential_privacy_clips_what_a_client_sends(fed, tmp_path, mon
     assert all(0.9e-2 < z < 1.1e-2 for z in norms)
 
 
-def test_refused_says_what_was_expected():
-    with pytest.raises(Refused, match=r"dx is float64 \[3\], not float32 \[3\]"):
-        messages.to_tensor(to_array(torch.zeros(3).double()), torch.zeros(3), "dx")
+def test_an_invalid_message_says_what_was_expected():
+    with pytest.raises(InvalidMessage, match=r"dx is float64 \[3\], not float32 \[3\]"):
+        to_tensor(to_array(torch.zeros(3).double()), torch.zeros(3), "dx")

@@ -1,4 +1,4 @@
-"""docs/deploy.md does what it says: its commands run, its picture is current."""
+"""The commands in docs/deploy.md work, and its picture is current."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_ten_commands_lead_to_the_bits_of_the_simulation(tmp_path):
     settings = re.search(r"^export .*$", page, re.MULTILINE).group()
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/fedkeel").write_text(
-        f"#!/bin/sh\nexec {BIN / 'python'} -c 'from fedkeel.cli import main; main()' \"$@\"\n"
+        f"#!/bin/sh\nexec {BIN / 'python'} -c 'from fedkeel.cli.app import main; main()' \"$@\"\n"
     )
     (tmp_path / "bin/fedkeel").chmod(0o755)
     env = environment(tmp_path / "flwr")

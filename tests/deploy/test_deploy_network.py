@@ -46,7 +46,7 @@ timeout = 900.0
 patience = 900.0
 min_clients = 1
 """
-# Every site reads its own file; one of them answers with garbage in the first rounds if its node-config says so.
+# Every site reads its file. A site with `bad` in its node-config replies with garbage in the first rounds.
 APP = """
 import numpy as np
 import torch
@@ -55,9 +55,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 import fedkeel as fk
-from fedkeel.deploy.client import Node
-from fedkeel.deploy.flower import serve
-from fedkeel.deploy.messages import RAW, to_array
+from fedkeel.deploy.arrays import RAW, to_array
+from fedkeel.deploy.client import MessageHandler
+from fedkeel.deploy.server import serve
 
 def model():
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
@@ -76,11 +76,11 @@ client = ClientApp()
 
 @client.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    return Node(model, load_data, algorithm(context)).hello(message, context)
+    return MessageHandler(model, load_data, algorithm(context)).hello(message, context)
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    reply = Node(model, load_data, algorithm(context)).train(message, context)
+    reply = MessageHandler(model, load_data, algorithm(context)).train(message, context)
     if reply.has_error():
         return reply
     t = reply.content["fedkeel"]["round"]
@@ -106,8 +106,8 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     c = context.run_config
     settings = {"rounds": c["rounds"], "cohort": c["cohort"], "min_clients": c["min_clients"]}
-    serve(grid, model, algorithm(context), 4, load(TEST), c["out"], c["timeout"], c["patience"], 1e8, local_steps=5,
-          batch_size=20, seed=1, **settings)
+    serve(grid, model, algorithm(context), clients=4, test=load(TEST), out=c["out"], timeout=c["timeout"],
+          patience=c["patience"], local_steps=5, batch_size=20, seed=1, **settings)
 """
 
 
@@ -150,15 +150,15 @@ def rows(out: Path) -> list[dict]:
 
 
 def end_of(network: Network, run: int, out: Path, seconds: float) -> str:
-    """Waits for the end of a run; how it ended."""
-    told: list[str] = []
+    """Waits for the end of a run and returns its status."""
+    seen: list[str] = []
     wait_for(
-        lambda: told.append(network.status(run)) or told[-1].startswith("finished"),
+        lambda: seen.append(network.status(run)) or seen[-1].startswith("finished"),
         seconds,
         f"{out.name} has no end: {network.log('warm')[-3000:]}",
     )
-    assert (told[-1] == "finished:completed") == (out / "summary.json").exists()
-    return told[-1]
+    assert (seen[-1] == "finished:completed") == (out / "summary.json").exists()
+    return seen[-1]
 
 
 def test_a_node_that_is_not_authenticated_is_refused(network):
@@ -173,7 +173,7 @@ def test_a_node_that_is_not_authenticated_is_refused(network):
 @pytest.mark.parametrize("name", METHODS)
 def test_six_methods_have_the_bits_of_the_simulator(name, network, fed):
     out = network.folder / f"run-{name}"
-    run = network.run(network.folder / "app", out=str(out), algorithm=name, min_clients=N)  # who is late is asked again
+    run = network.run(network.folder / "app", out=str(out), algorithm=name, min_clients=N)  # asks late clients again
     assert end_of(network, run, out, 900) == "finished:completed", network.log("warm")[-3000:]
     here = fk.train(model, fed, name, cohort=4, engine="sequential", progress=False, **SETTINGS)
     there = load_file(out / "model.safetensors")
@@ -184,13 +184,13 @@ def test_six_methods_have_the_bits_of_the_simulator(name, network, fed):
 
 
 def test_a_run_in_which_every_client_fails_ends_as_failed(network):
-    """As Flower tells it, too: its own strategies end such a run as a success, with an untrained model."""
+    """Flower reports it as failed too. Flower's strategies would report success, with an untrained model."""
     out = network.folder / "run-failed"
     run = network.run(network.folder / "app", algorithm="fedavg", lr=1e38, out=str(out), patience=30.0)
     assert end_of(network, run, out, 900) == "finished:failed"
-    told = network.flwr("log", str(run), "net", "--show")
-    assert all(re.search(f"client {i} is dropped: .*NotFinite", told) for i in range(N)), told
-    assert "0 of 4 clients answered" in told
+    log = network.flwr("log", str(run), "net", "--show")
+    assert all(re.search(f"client {i} is dropped: .*NotFinite", log) for i in range(N)), log
+    assert "0 of 4 clients answered" in log
 
 
 def test_garbage_a_kill_and_a_restart(network, fed):

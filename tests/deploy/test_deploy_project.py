@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import runpy
+import sys
 import tomllib
 from pathlib import Path
 
@@ -18,9 +21,9 @@ from flwr.common.config import flatten_dict
 from safetensors.torch import load_file
 
 from fedkeel.cli.app import main
-from fedkeel.deploy import roster
-from fedkeel.deploy.project import client_app, config_of, server_app
-from fedkeel.runs.config import SETTINGS, RunConfig, read, resolve
+from fedkeel.deploy import polling
+from fedkeel.deploy.flower_config import from_flower
+from fedkeel.runs.config import RunConfig, read, resolve
 from fedkeel.runs.from_config import train as run
 from tests.deploy.flower_grid import HereGrid, context
 
@@ -49,24 +52,37 @@ def flat_config(app: Path) -> dict:
 
 def test_the_config_survives(finished, tmp_path):
     assert cli("deploy", "init", str(tmp_path / "app"), "--from", str(finished)) == 0
-    ours, theirs = resolve(config_of(flat_config(tmp_path / "app"))), read(finished / "config.toml")
-    different = {key for key in SETTINGS if getattr(ours, key) != getattr(theirs, key)}
+    ours, theirs = resolve(from_flower(flat_config(tmp_path / "app"))), read(finished / "config.toml")
+    different = {key for key in RunConfig.model_fields if getattr(ours, key) != getattr(theirs, key)}
     assert different <= {"engine"}, "what is left out must be at its default"
 
 
-def test_the_app_trains_what_the_run_trained(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(roster, "POLL", (0.001, 0.01))
+# The file that `deploy init` of fedkeel 0.1.0 wrote.
+OLD_APP = """
+from fedkeel.deploy import project
+
+client = project.client_app()
+server = project.server_app()
+"""
+
+
+@pytest.mark.parametrize("written_by", ["this version", "0.1.0"])
+def test_the_app_trains_what_the_run_trained(written_by, finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(polling, "PAUSES", (0.001, 0.01))
     app = tmp_path / "app"
     assert cli("deploy", "init", str(app), "--from", str(finished)) == 0
+    if written_by == "0.1.0":
+        (app / "fedkeel_app.py").write_text(OLD_APP)
+    apps = runpy.run_path(str(app / "fedkeel_app.py"))
     config = flat_config(app)
     nodes = {}
     for i in range(TASK["clients"]):
         where = context(i, tmp_path / "memory")
         where.run_config = config
-        nodes[100 + i] = (client_app(), where)
+        nodes[100 + i] = (apps["client"], where)
     grid = HereGrid(nodes)
     here = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
-    server_app()(grid, here)
+    apps["server"](grid, here)
     a, b = load_file(finished / "model.safetensors"), load_file(app / "run/model.safetensors")
     assert all(torch.equal(a[key], b[key]) for key in a)
     assert json.loads((app / "run/summary.json").read_text())["engine"] == "flower"
@@ -89,3 +105,12 @@ def test_nothing_is_overwritten(finished, tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
     assert (tmp_path / "pyproject.toml").read_text() == "mine"
     assert cli("deploy", "init", str(tmp_path / "app"), "--from", str(tmp_path / "nothing")) == 2
+
+
+def test_without_flwr_an_app_can_be_written_but_not_run(finished, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(("flwr", "fedkeel.deploy."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "flwr", None)  # Python raises ImportError for such a module
+    importlib.import_module("fedkeel.deploy.project").init(tmp_path / "app", finished)
+    with pytest.raises(ImportError, match=r"pip install 'fedkeel\[flower\]'"):
+        importlib.import_module("fedkeel.deploy.flower")

@@ -1,1 +1,1 @@
-"""The same algorithm files on a real network, by Flower: `from fedkeel.deploy.flower import client_app, server_app`."""
+"""The same methods on a real network, with Flower. See `client_app` and `server_app` in fedkeel.deploy.flower."""

@@ -1,57 +1,39 @@
-"""A Flower app made from a run's config: two files, and the two apps that they name.
+"""Writes a Flower project for a run: `pyproject.toml` with the run's settings, and a file with the two apps.
 
-The run's settings become `[tool.flwr.app.config]`, which Flower gives to the server and to every client, and which
-`flwr run -c 'rounds=20'` can change.
+Flower gives the settings, `[tool.flwr.app.config]`, to the server and to every client. You can change them
+for one run: `flwr run -c 'rounds=20'`.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedkeel.runs.config import RunConfig, read, resolve
-from fedkeel.runs.saved_config import saved_config
+from fedkeel.deploy.flower_config import read_source, to_flower
+from fedkeel.files import write_atomically
 
-if TYPE_CHECKING:
-    from flwr.app import Context
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid, ServerApp
+APP = '''"""The apps that pyproject.toml names. The settings of the run are there, in [tool.flwr.app.config].
 
-    from fedkeel.deploy.client import Node
-
-TIMEOUT = 600.0  # seconds for clients to answer, and to wait for missing ones
-OWN = ("out", "timeout", "patience")  # keys that the server alone reads
-# Keys of a simulation that mean nothing here: who runs the clients, and measurements that need their data.
-ELSEWHERE = ("engine", "workers", "timeout", "device", "ray_address", "metrics")
-APP = '''"""The apps that pyproject.toml names; the run's settings are there, in [tool.flwr.app.config].
-
-For data of your own: client_app(model, load_data, algorithm) and server_app(...) of fedkeel.deploy.flower instead.
+To use your own data, write client_app(model, load_data, algorithm) and server_app(...) of fedkeel.deploy.flower instead.
 """
 
-from fedkeel.deploy import project
+from fedkeel.deploy.config_app import client_from_config, server_from_config
 
-client = project.client_app()
-server = project.server_app()
+client = client_from_config()
+server = server_from_config()
 '''
 
 
 def init(directory: Path, source: Path) -> list[Path]:
-    """Writes an app for the run in `source`, a run's directory or a study file; returns the files."""
+    """Writes a project for the run in `source`, a run's directory or a study file. Returns the files."""
     import tomli_w
 
-    from fedkeel.files import write_atomically
-
-    config = resolve(saved_config(source) if source.is_dir() else read(source))
+    config = read_source(source)
     files = [directory / "pyproject.toml", directory / "fedkeel_app.py"]
     for path in files:
         if path.exists():
             raise ValueError(f"deploy: {path} exists already; choose another directory")
     directory.mkdir(parents=True, exist_ok=True)
-    settings = {key: z for key, z in config.as_dict().items() if key not in ELSEWHERE}
-    settings |= {"out": str((directory / "run").resolve()), "timeout": TIMEOUT, "patience": TIMEOUT}
     name = "".join(z if z.isalnum() else "-" for z in directory.resolve().name.lower()).strip("-") or "app"
     project = {
         "project": {
@@ -59,7 +41,7 @@ def init(directory: Path, source: Path) -> list[Path]:
             "version": "1.0.0",
             "description": f"{config.algorithm} on {config.data}, {config.clients} clients",
             "license": {"text": "as you choose"},
-            # fedkeel and torch are installed on every node by its owner: Flower would fetch another build of torch.
+            # Flower would install another build of torch, so a node's owner installs fedkeel and torch.
             "dependencies": [],
         },
         "tool": {
@@ -67,7 +49,7 @@ def init(directory: Path, source: Path) -> list[Path]:
                 "app": {
                     "publisher": "fedkeel",
                     "components": {"serverapp": "fedkeel_app:server", "clientapp": "fedkeel_app:client"},
-                    "config": settings,
+                    "config": to_flower(config, (directory / "run").resolve()),
                 }
             }
         },
@@ -77,70 +59,11 @@ def init(directory: Path, source: Path) -> list[Path]:
     return files
 
 
-def config_of(run_config: Mapping[str, Any]) -> RunConfig:
-    """The run that Flower's flat config describes."""
-    values: dict[str, Any] = {"hyperparameters": {}}
-    for key, value in run_config.items():
-        if key.startswith("hyperparameters."):
-            values["hyperparameters"][key.removeprefix("hyperparameters.")] = value
-        elif key not in OWN:
-            values[key] = value
-    return RunConfig(**values)
+def __getattr__(name: str) -> Any:
+    """Projects written by fedkeel 0.1.0 call `project.client_app()` and `project.server_app()`."""
+    from fedkeel.deploy import config_app
 
-
-def client_app() -> ClientApp:
-    """The client of a run whose model, data and method have names."""
-    from flwr.clientapp import ClientApp
-
-    app = ClientApp()
-    app.query("hello")(lambda message, context: _node(context).hello(message, context))
-    app.train()(lambda message, context: _node(context).train(message, context))
-    return app
-
-
-def server_app() -> ServerApp:
-    """The server of such a run."""
-    from flwr.serverapp import ServerApp
-
-    app = ServerApp()
-    app.main()(_serve)
-    return app
-
-
-def _node(context: Context) -> Node:
-    return _node_for(json.dumps(dict(context.run_config), sort_keys=True))
-
-
-@functools.lru_cache(maxsize=1)
-def _node_for(run_config: str) -> Node:
-    """Made once in a process: in a simulation it serves many clients."""
-    from fedkeel.deploy.client import Node
-    from fedkeel.runs.from_config import task
-
-    config = config_of(json.loads(run_config))
-    model, fed = task(config)
-    return Node(model, lambda context: fed, config.algorithm)
-
-
-def _serve(grid: Grid, context: Context) -> None:
-    from fedkeel.core.registry import make
-    from fedkeel.deploy.flower import LARGEST, serve
-    from fedkeel.runs.from_config import task
-
-    config = resolve(config_of(context.run_config))
-    own = {key: context.run_config.get(key) for key in OWN}
-    model, fed = task(config)
-    settings = {key: z for key, z in config.keywords().items() if key not in ELSEWHERE}
-    serve(
-        grid,
-        model,
-        make(config.algorithm, **config.hyperparameters),
-        config.clients,
-        fed,
-        Path(str(own["out"])) if own["out"] else None,
-        float(own["timeout"] or TIMEOUT),
-        float(own["patience"] or TIMEOUT),
-        LARGEST,
-        config=config.as_dict() | {"engine": "flower"},
-        **settings,
-    )
+    old_names = {"client_app": config_app.client_from_config, "server_app": config_app.server_from_config}
+    if name in old_names:
+        return old_names[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

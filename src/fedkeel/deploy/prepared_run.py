@@ -1,0 +1,72 @@
+"""What a client prepares once per run: the model, and the method with the server's hyper-parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.features import check_inside
+from fedkeel.core.records import Record, down_record
+from fedkeel.core.steps import Objective
+from fedkeel.data.federation import Federation
+from fedkeel.deploy.arrays import DTYPES, record_digest
+from fedkeel.deploy.errors import InvalidMessage
+from fedkeel.deploy.messages import RunSettings
+from fedkeel.engine.allocator import keep_freed_memory
+from fedkeel.engine.client_work import ClientWork, PrivateLayers
+from fedkeel.engine.loss import objective
+from fedkeel.engine.train import make_flat
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    settings: RunSettings
+    method: Algorithm
+    objective: Objective
+    initial: Record | None  # the record of a new client
+    down: Record  # has the shapes and dtypes of what the server sends
+    buffers: Tensor  # [b] of a new model
+
+    @property
+    def private(self) -> bool:
+        """Do the buffers stay with the client? Then they are part of its record."""
+        return bool(self.objective.model.private)
+
+    def work_on(self, fed: Federation) -> ClientWork:
+        """The local work of this run on these data."""
+        settings = self.settings
+        return ClientWork(self.method, fed, self.objective, settings.seed, settings.batch_size, settings.lr_decay)
+
+
+def prepare_run(
+    settings: RunSettings,
+    model: Any,
+    method: Algorithm,
+    loss: Callable[[Any, Tensor], Tensor] | None,
+    device: str,
+) -> PreparedRun:
+    """Builds the model and the records. Refuses a server whose method or initial record is another one."""
+    name = method.name
+    if settings.algorithm != name:
+        raise InvalidMessage(f"the server runs {settings.algorithm[:40]}, but this client was set up for {name}")
+    if settings.dtype not in DTYPES:
+        raise InvalidMessage(f"dtype = {settings.dtype[:20]!r} is unknown")
+    keep_freed_memory()
+    method = dataclasses.replace(method, **settings.hyperparameters)  # type: ignore[type-var]
+    flat = make_flat(model, settings.seed, device, DTYPES[settings.dtype], private=method.facts.private)
+    check_inside(flat.module, method.facts.needs, name)
+    server, initial = method.init(flat.vector())
+    if flat.private:
+        initial = PrivateLayers(flat.read_buffers())
+    if record_digest(initial) != settings.start:
+        raise InvalidMessage(
+            "the record of a new client differs from the server's: "
+            "both sides must make the model with the same function and the same version of torch"
+        )
+    goal = objective(flat, loss, settings.weight_decay, settings.clip)
+    return PreparedRun(settings, method, goal, initial, down_record(method, server), flat.read_buffers())
