@@ -1,4 +1,4 @@
-"""Errors of the whole package, and how they are put into words."""
+"""The error classes of the package, and functions that put errors into words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def nearest(word: str, known: Any) -> str:
-    """The end of an error message: the names that look like `word`, or all of them if there are few."""
+    """The end of an error message: the names that look like `word`, or all names if none does."""
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
     if close:
         return f"; did you mean {', '.join(close)}?"
@@ -15,18 +15,19 @@ def nearest(word: str, known: Any) -> str:
 
 
 def refuse(name: str, value: object, allowed: str) -> ValueError:
+    """The error for a setting with a value that is not allowed."""
     return ValueError(f"{name} = {value!r} is not allowed; it must be {allowed}")
 
 
 class RoundError(RuntimeError):
-    """A round that could not be completed."""
+    """A round that could not be completed: which method, round, client and stage, and why."""
 
     def __init__(self, algorithm: str, round: int, client: int | None, stage: str, why: str) -> None:
         self.algorithm, self.round, self.client, self.stage, self.why = algorithm, round, client, stage, why
         where = f", client {client}" if client is not None else ""
         super().__init__(f"{algorithm}, round {round}{where}, {stage}: {why}")
 
-    def __reduce__(self) -> tuple[Any, ...]:  # or it could not be unpickled, and would break a pool of processes
+    def __reduce__(self) -> tuple[Any, ...]:  # otherwise unpickling fails, which breaks a pool of processes
         return type(self), (self.algorithm, self.round, self.client, self.stage, self.why)
 
 
@@ -35,19 +36,19 @@ class NotFinite(ValueError):
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line, with its kind."""
+    """The error in one line, with the name of its class."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
 def in_words(error: BaseException) -> str:
-    """The error as a user is told it: ours speak for themselves, of others the kind says more than the text."""
+    """The error as a user reads it: only the text of errors that are raised on purpose, and the class of any other, too."""
     return str(error) if isinstance(error, ValueError | RuntimeError) else describe(error)
 
 
 class StorageError(RuntimeError):
-    """The run's directory cannot be written; what was there before is intact."""
+    """The run's directory cannot be written. What was there before is intact."""
 
 
 class Busy(ValueError):
-    """Another process is at work in the directory."""
+    """Another process uses the directory."""

@@ -1,1 +1,4 @@
-"""The algorithm interface and the pieces that methods are written with. Knows nothing of engines, data or studies."""
+"""What a method is written against: its interface, records, rounds, local steps and flat models.
+
+Nothing here knows engines, data or studies.
+"""

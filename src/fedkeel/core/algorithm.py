@@ -1,8 +1,8 @@
 """What a federated method is: a frozen dataclass of hyper-parameters with `init`, `client` and `server`.
 
-State lives in NamedTuples of tensors ("records") that each method declares on top of its file: the server record, the
-record every client keeps between its rounds (None if it keeps nothing), and the upload. What travels is read off these
-records, so a method never states its own cost.
+State lives in records: NamedTuples of tensors that each method declares on top of its file. There is a record of the server,
+one that every client keeps between its rounds (None if it keeps nothing), and the upload. The engine counts what travels
+from these records, so a method never states its cost.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from fedkeel.core.registry import import_file, registered
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 
-# The exchanges of a run, in their order: what clients do, and what the server does with their answers.
+# The exchanges of a run, in their order: the hook of the clients, and the hook of the server for their uploads.
 STEPS = {"warmup": "warmup_server", "survey": "survey_server", "client": "server"}
-HOOKS = {"warms_up": "warmup", "surveys": "survey"}  # who announces the optional ones
+HOOKS = {"warms_up": "warmup", "surveys": "survey"}  # which hook announces an optional exchange
 FORMER_HOOKS = {"begin": "warmup_server", "prepare": "survey_server"}  # their names up to 0.1.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The facts of a run that a method's theory may ask for."""
+    """The facts of a run that a method may use before it starts, for example to set its step sizes."""
 
     N: int  # clients
-    S: int  # participants of a round, the most where rounds differ
-    K: float  # local steps of a client, the mean where they differ
+    S: int  # participants of a round; the largest number if rounds differ
+    K: float  # local steps of a client; the mean if clients differ
     T: int  # rounds
-    fewest: int | None = None  # participants of a round, the fewest where rounds differ; None: S
+    fewest: int | None = None  # participants of the smallest round; None: S
     layers: Layers | None = None  # names, sizes and shapes of the model's parameters; None: there is no model yet
 
 
@@ -51,15 +51,15 @@ class Algorithm(ABC):
 
     @abstractmethod
     def init(self, x: Tensor) -> tuple[Record, Record | None]:
-        """x [d] -> the first server record, and the record of a client that was never seen before."""
+        """x [d] -> the first server record, and the record of a client before its first round."""
 
     @abstractmethod
     def client(self, down: Any, mem: Any, steps: Steps) -> tuple[Record, Record | None]:
-        """The local work of one client, on [..., d] -> (upload, new client record); down and mem stay as they are."""
+        """The local work of one client, on [..., d] -> (upload, new client record). It must not change down and mem."""
 
     @abstractmethod
     def server(self, s: Any, up: Any, r: Round) -> Record:
-        """Server record, uploads stacked to [S, ...] and the facts of the round -> new server record."""
+        """Server record s, uploads stacked to [S, ...] and the facts of the round -> new server record."""
 
     def plan(self, p: Plan) -> Self:
         """Fill in the fields that depend on the run; called once, before anything else."""
@@ -68,29 +68,29 @@ class Algorithm(ABC):
     def warms_up(self) -> bool:
         """Does this method visit all clients once, before round 0?
 
-        Then it defines `warmup(down, mem, steps)`, as `client` with batches of their own, and `begin(s, up, r)`, as `server`
-        but called for a part of the clients at a time, so it may only add up `r.share`.
+        Then it defines `warmup(down, mem, steps)`, like `client`, with batches of its own, and `warmup_server(s, up, r)`,
+        like `server`. The latter is called for one part of the clients after the other, so it may only add up `r.share`.
         """
         return False
 
     def surveys(self, t: int = 0) -> bool:
         """Does round t begin with an exchange of its own, before the local steps?
 
-        Then it defines `survey(down, mem, steps)`, as `client`, and `prepare(s, up, r)`, as `server`; what `prepare` puts
-        into the sent fields reaches the clients with the local steps (see `mime`). A client that fails in the local steps
-        keeps the record that its survey made.
+        Then it defines `survey(down, mem, steps)`, like `client`, and `survey_server(s, up, r)`, like `server`. What the
+        latter puts into the sent fields reaches the clients with the local steps (see `mime`). A client that fails in the
+        local steps keeps the record that its survey made.
         """
         return False
 
     def draw(self, rng: np.random.Generator, ids: Sequence[int]) -> dict[str, np.ndarray]:
-        """Per-client random roles of a round, name -> [S]: `steps.drawn` for clients, `r.drawn` for the server.
+        """Random roles of the clients of a round, name -> [S]: `steps.drawn` for clients, `r.drawn` for the server.
 
         A role named K replaces the number of local steps.
         """
         return {}
 
     def at(self, t: int, lr_decay: float = 1.0) -> Self:
-        """The method as it is in round t: the local learning rate has decayed, nothing else changes."""
+        """The method as it is in round t. Only the local learning rate `lr` decays."""
         if lr_decay == 1.0 or t <= 0:
             return self
         return dataclasses.replace(self, lr=self.lr * lr_decay**t)  # type: ignore[type-var, attr-defined]
@@ -104,22 +104,22 @@ class Algorithm(ABC):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the registry knows of a method beside its code; shown by `fedkeel algorithms`."""
+    """What the decorator says about a method; `fedkeel algorithms` shows it."""
 
     paper: str  # source, with the number of the listing
     sends: tuple[str, ...]  # server fields that every participant receives
-    exact: bool  # is x* a fixed point with K > 1 on unlike clients (exact gradients)?
+    exact: bool  # with exact gradients and K > 1, is the global minimiser a fixed point although clients differ?
     family: str  # SGD, server-adaptive, client-adaptive, tracking, momentum, memory
     local: str  # the client's step, in words
     correction: str  # what is added against drift
     step: str  # the server's step
     gradients: int  # gradients per local step
-    tracked: tuple[str, ...]  # upload fields sent only by clients whose drawn role `tracks` is 1
+    tracked: tuple[str, ...]  # upload fields that only clients send whose drawn role `tracks` is 1
     uniform: bool  # only defined for uniform weights
     owns: tuple[str, ...]  # server fields too large to copy, which `server` overwrites in place
     private: bool  # do the parameters and statistics of batch normalisation stay with each client?
-    same: tuple[str, ...]  # "my settings -> method its settings": two methods that are then one; tested for all
-    needs: str  # what the model must show of its inside: "features", "blocks" or nothing (core/features.py)
+    same: tuple[str, ...]  # "my settings -> method its settings": with these, two methods are one; a test compares them
+    needs: str  # what the model must show of its inside: "features", "blocks" or "" (core/features.py)
 
 
 A = TypeVar("A", bound=type[Algorithm])
@@ -173,7 +173,7 @@ def algorithm(
 
 
 def _check_hooks(name: str, cls: type[Algorithm]) -> None:
-    """A method that says that it has an exchange of its own must also say what happens there."""
+    """A method that announces an optional exchange must define both hooks of it, under their present names."""
     for former, hook in FORMER_HOOKS.items():
         if hasattr(cls, former) and not hasattr(cls, hook) and hasattr(cls, hook.removesuffix("_server")):
             raise TypeError(f"{name}: it defines {former}, which is now called {hook}; rename it")
@@ -208,8 +208,8 @@ def _check_received(name: str, cls: type[Algorithm], sends: Sequence[str]) -> No
 
 
 def _check_free(name: str, cls: type[Algorithm]) -> None:
-    """A name is given once; the same class may come again, from a module that is reloaded or a cell that is run again."""
-    import_file(name)  # or a method of ours that nobody has used yet would be replaced
+    """Refuses a name that another class has. The same class may come again, from a reloaded module or a notebook cell."""
+    import_file(name)  # otherwise a built-in method that nobody has used yet could be replaced
     taken = registered.get(name, cls)
     if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"algorithm: the name {name!r} is taken by {taken.__module__}.{taken.__qualname__}; choose another")

@@ -1,8 +1,8 @@
 """Loss and gradient of dense networks, written out.
 
-For linear layers with ReLU between them and the built-in cross-entropy, the few products below are all there is to compute.
-What autograd, or vmap and grad, would decide anew in every step takes as long as these for a small network; and here a
-gradient is written where it is wanted.
+For linear layers with ReLU between them and the built-in cross-entropy, the few products below are all that has to be
+computed. For a small network, the bookkeeping of autograd (or of vmap and grad) takes as long as these products. Here a
+gradient is also written directly to the place where it is needed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Pair = tuple[Tensor, Tensor]  # weight [out, in] and bias [out] of a layer
 
 
 def is_dense(model: FlatModel) -> bool:
-    """Is it nothing but linear layers with ReLU between them, all trained, and nobody listens or interferes?"""
+    """Is it nothing but linear layers with ReLU between them, all trained, without hooks or replaced methods?"""
     parts = _without_flatten(model)
     linear = [part for part in parts[::2] if type(part) is nn.Linear and part.bias is not None]
     tidy = all(type(part) is nn.ReLU for part in parts[1::2]) and len(parts) == 2 * len(linear) - 1
-    trained = len(model.parameters) == 2 * len(linear)  # and none of them twice
+    trained = len(model.parameters) == 2 * len(linear)  # a layer that is used twice counts once here
     return tidy and trained and not any(_watched(part) for part in model.module.modules())
 
 
@@ -43,11 +43,12 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _watched(part: nn.Module) -> bool:
+    """Does somebody listen to this layer, or replace its forward pass?"""
     return has_hooks(part) or "forward" in vars(part)
 
 
 class Network:
-    """What the two below have in common."""
+    """What `Dense` and `DenseMany` have in common."""
 
     batch = 1  # dimensions of a batch before those of a sample
 
@@ -56,7 +57,7 @@ class Network:
         self.flattens = len(_without_flatten(model)) < len(list(_parts(model.module)))
 
     def takes(self, x: Any, y: Tensor) -> bool:
-        """Are these inputs and labels of which it makes one output each?"""
+        """Do these inputs and labels have the shapes that this code handles: one label per sample?"""
         if not isinstance(x, Tensor) or y.is_floating_point() or y.dim() != self.batch:
             return False
         return self.flattens or x.dim() == self.batch + 1

@@ -17,15 +17,15 @@ from torch.func import functional_call
 
 from fedkeel.core.flat import FlatModel
 
-# own(local, *frozen, x, y, loss) -> (output of local for x, the term: a mean over the samples); local and frozen are the
-# model at several points. The output is asked for because it is at hand, and the task's loss needs it.
+# own(local, *frozen, x, y, loss) -> (output of local for x, the term: a mean over the samples). local and frozen are the
+# model at several points. The term needs the output anyway; returning it saves a second forward pass for the task's loss.
 OwnLoss = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Net:
-    """The model at one point: what a method's own loss may ask of it.
+    """The model at one point, for the term that a method adds to the loss.
 
-    Without w it is the model as it is bound. With w its statistics stay as they are.
+    Without w it is the model at the point to which it is bound. With w, a call does not change the model's statistics.
     """
 
     def __init__(self, model: FlatModel, w: Tensor | None = None) -> None:
@@ -61,7 +61,7 @@ class Net:
 
 
 class Caller(nn.Module):
-    """Gives torch's functional_call, which can only call modules, a way to the other methods of a model."""
+    """A module whose forward calls any method of a model: torch's functional_call can only call `forward`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -89,12 +89,12 @@ def _offers_features(module: nn.Module) -> bool:
 
 
 def blocks_of(module: nn.Module) -> Sequence[nn.Module]:
-    """The blocks that a model declares; none if it does not."""
+    """The blocks that a model declares, or an empty list."""
     return list(getattr(module, "blocks", module if isinstance(module, nn.Sequential) else ()))
 
 
 def check_inside(module: nn.Module, needs: str, method: str) -> None:
-    """Does the model show what the method needs to see: "features", "blocks" or nothing?"""
+    """Refuses a model that does not show what the method needs: "features", "blocks" or nothing."""
     blocks = "an attribute `blocks`, a list of modules applied one after the other (an nn.Sequential works as it is)"
     if needs == "blocks" and len(blocks_of(module)) < 2:
         raise ValueError(f"model: {method} needs the blocks of the model; give {type(module).__name__} {blocks}")

@@ -42,7 +42,7 @@ class Layers:
 
 
 def _members(module: nn.Module, kind: str) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """(name, owner, key there, tensor) of all that is in "_parameters" or "_buffers" of the modules, each place once."""
+    """(name, owner, key there, tensor) of every entry in "_parameters" or "_buffers" of the modules, each place once."""
     for prefix, part in module.named_modules():
         for key, z in getattr(part, kind).items():
             if z is not None:
@@ -50,7 +50,7 @@ def _members(module: nn.Module, kind: str) -> Iterator[tuple[str, nn.Module, str
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """A copy of the module; of tensors that it kept from its last forward pass, without their graph."""
+    """A copy of the module. Tensors that it kept from its last forward pass are copied without their graph."""
     kept = [z for part in module.modules() for z in vars(part).values() if isinstance(z, Tensor) and not z.is_leaf]
     return copy.deepcopy(module, {id(z): z.detach().clone() for z in kept})
 
@@ -61,8 +61,8 @@ class FlatModel:
     Binding copies nothing: an update of the bound vector in place is an update of the module. The order is that of
     `module.parameters()`, frozen parameters left out.
 
-    Beside it stand the buffers (normalisation statistics). With `private`, the parameters of batch normalisation belong to
-    them and not to the vector: they are trained, but never sent (FedBN).
+    The buffers (normalisation statistics) are kept beside the vector. With `private`, the parameters of normalisation layers
+    count as buffers, too: they are trained but never sent (FedBN).
     """
 
     def __init__(self, module: nn.Module, private: bool = False) -> None:
@@ -87,17 +87,17 @@ class FlatModel:
         self.d = sum(self.layers.sizes)
         self.dtype = self.parameters[0].dtype
         self.device = self.parameters[0].device
-        # Every place of a parameter has a name here, also if it has several (tied weights), and none has two, as it would if
-        # a module was registered twice: torch's functional_call would then put the wrong tensors back.
+        # Every place of a parameter is listed here, also if it has several (tied weights), and no place is listed twice, as
+        # it would be if a module was registered twice. Otherwise torch's functional_call would put the wrong tensors back.
         number = {id(p): i for i, p in enumerate(self.parameters)}
         self._places = [(name, number[id(p)]) for name, _, _, p in _members(module, "_parameters") if id(p) in number]
         self._own = [p.data for p in self.private]
-        # Where buffers lie, and the tensors that lay there first: a model may put new ones in their place.
+        # Where the buffers are, and the first tensor of each: a model may replace its buffers by new tensors.
         found = {id(b): (part, key, b) for _, part, key, b in _members(module, "_buffers") if b.numel()}
         self._buffers = list(found.values())
         self.bound: Tensor | None = None
         self.bound_views: list[Tensor] = []
-        self._recent: list[tuple[Tensor, list[Tensor]]] = []  # methods with several points come back to the same few
+        self._recent: list[tuple[Tensor, list[Tensor]]] = []  # methods with several points return to the same few vectors
 
     def frozen(self) -> str | None:
         """A hash of the parameters that are not trained; None if there are none."""
@@ -121,7 +121,7 @@ class FlatModel:
         return {name: views[i] for name, i in self._places}
 
     def named_buffers(self) -> dict[str, Tensor]:
-        """Copies of the buffers by name, likewise."""
+        """Copies of the buffers by name, for a `functional_call`."""
         return {name: b.clone() for name, _, _, b in _members(self.module, "_buffers")}
 
     def vector(self) -> Tensor:

@@ -1,5 +1,7 @@
-"""The local steps of a group of clients at once, on [S, d]: the gradient is vmapped or written out, and the rest of a method
-runs on the stacked tensors as it is."""
+"""The local steps of a group of clients at once, on [S, d].
+
+The gradient is vmapped or written out. The rest of a method runs on the stacked tensors without change.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,9 @@ class ManyOracle:
             return functional_call(model.module, model.named(w), (x,), tie_weights=False)
 
         output = vmap(outputs)(w, x)
-        if each is None:  # a loss of which nothing is known takes whole batches, which then have no padding
+        if each is None:  # a loss of the user takes whole batches; these have no padding
             return vmap(self._loss)(output, y) * weight.sum(-1)
-        # Samples one by one, so that the padding of short batches can be left out of the mean.
+        # The loss of each sample, so that the padding of short batches does not enter the mean.
         return (each(output.flatten(0, 1), y.flatten(0, 1)).view(weight.shape) * weight).sum(-1)
 
     def _loss(self, output: Any, y: Tensor) -> Tensor:
@@ -54,15 +56,17 @@ class ManyOracle:
         return loss.reshape(())
 
     def _total(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum over clients, whose gradient is that of each of them, for none depends on another's parameters."""
+        """The sum over clients. Its gradient is that of every client, since none uses another's parameters."""
         losses = self.value(w, x, y, weight)
         return losses.sum(), losses
 
     def plus(
         self, own: OwnLoss, scale: Tensor, w: Tensor, points: Sequence[Tensor], data: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """(the gradients [S, d] of the loss plus a scale [S, 1] times a method's own term, with frozen points, each [S, d];
-        the losses [S])."""
+        """(gradients [S, d] of the loss plus a scale [S, 1] times the term that a method adds, losses [S]).
+
+        points: where the frozen models are, each [S, d].
+        """
         model, loss, padded = self.objective.model, self.objective.loss, self.objective.each is not None
 
         def both(nets: Sequence[Net], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +96,7 @@ class ManyClients(Steps):
     oracle: ManyOracle
     S: int
     batches: Sequence[tuple[Tensor, Tensor, Tensor]]  # (x [S, B, ...], y [S, B, ...], weight [S, B]) of every step
-    everything: Callable[[], Sequence[tuple[Tensor, Tensor, Tensor]]]  # all local data in such pieces
+    everything: Callable[[], Sequence[tuple[Tensor, Tensor, Tensor]]]  # fetches all local data in such pieces
     drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
     losses: list[Tensor] = field(default_factory=list)  # [S] each
     seeds: Callable[[], Sequence[int]] = lambda: [0]
@@ -143,7 +147,7 @@ class ManyGrad(Grad):
         return self._counted(w, *self.steps.oracle.plus(own, scale, w, points, self.data))
 
     def _counted(self, w: Tensor, gradient: Tensor, losses: Tensor) -> Tensor:
-        """The gradient with weight decay; the first one's losses are kept for the history."""
+        """The gradient with weight decay. The history gets the losses of the first gradient of a step."""
         if self.fresh:
             self.steps.losses.append(losses)
         self.fresh = False

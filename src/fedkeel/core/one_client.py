@@ -15,27 +15,24 @@ from fedkeel.core.features import Net, OwnLoss
 from fedkeel.core.steps import Grad, Objective, Steps, check_one_number
 from fedkeel.core.torch_private import add_each, backward, copy_each, subtract_each
 
-CHUNK = 1024  # samples of a forward pass of a full gradient, or
-
-
-NUMBERS = 2**18  # as many as have so many numbers together: a network keeps thousands of bytes of each for its backward pass
-
-
-TOKEN = 64  # numbers that a token counts for, since it becomes a vector
+# A full gradient takes its samples in pieces. A piece has at most CHUNK samples and at most NUMBERS input numbers, because a
+# network keeps thousands of bytes per number for its backward pass.
+CHUNK = 1024
+NUMBERS = 2**18
+TOKEN = 64  # a token counts as this many numbers, since the network turns it into a vector
 
 
 class Workspace:
-    """Vectors that all clients of one process share, for what one of them has at hand is of no use to the next.
+    """Scratch vectors reused by every client of this process.
 
-    A client that starts from the same memory as the one before it finds that memory in the cache, and the model's parameters
-    already there.
+    They are then still in the CPU's cache, and the model's parameters are already views of them.
     """
 
     def __init__(self, objective: Objective) -> None:
         self.model = model = objective.model
         self.dense = Dense(model) if objective.is_dense() else None
-        self.gradients: list[tuple[Tensor, list[Tensor]]] = []  # of the first, second, ... call in a step
-        self.points: list[Tensor] = []  # the first, second, ... vector that a client asks for
+        self.gradients: list[tuple[Tensor, list[Tensor]]] = []  # for the first, second, ... gradient of a step
+        self.points: list[Tensor] = []  # for the first, second, ... copy that a client makes
 
     def gradient(self, call: int) -> tuple[Tensor, list[Tensor]]:
         if call == len(self.gradients):
@@ -59,7 +56,7 @@ class OneClient(Steps):
     objective: Objective
     t: int
     batches: Sequence[tuple[Any, Tensor]]  # (x, y) of every step
-    everything: Callable[[], tuple[Any, Tensor]]  # all local data, fetched only if asked for
+    everything: Callable[[], tuple[Any, Tensor]]  # fetches all local data, which few methods need
     workspace: Workspace
     drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
     losses: list[Tensor] = field(default_factory=list)  # the first loss of every step, for the history
@@ -91,7 +88,7 @@ class OneClient(Steps):
         x, y = self.everything()
         total = torch.zeros_like(w)
         views = self.objective.model.views(total)
-        pieces = -(-len(y) // at_once(x))  # as large as each other, for a last sample alone cannot be normalised
+        pieces = -(-len(y) // at_once(x))  # of equal size: batch normalisation fails on a piece of one sample
         for a, b in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
             _, grads = self.backward(w, a, b, still=True)
             add_each(views, grads[: len(views)], alpha=len(b) / len(y))
@@ -100,9 +97,10 @@ class OneClient(Steps):
     def backward(
         self, w: Tensor, x: Any, y: Tensor, still: bool, look: Callable[[], tuple[Tensor, Tensor]] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """(loss, a gradient per parameter) at w; still: the model's statistics stay as they are.
+        """(loss, a gradient per parameter) at w.
 
-        look, called with the model at w, returns its output and what shall be added to the loss for the gradient.
+        still: the pass must not change the model's statistics.
+        look: called while the model is at w; returns its output, and a term to add to the loss for the gradient.
         """
         model = self.objective.model
         model.bind(w)
@@ -120,7 +118,7 @@ class OneClient(Steps):
 
 
 def at_once(x: Tensor) -> int:
-    """How many samples like x[0] a full gradient takes at a time."""
+    """How many samples like x[0] a full gradient takes in one piece."""
     return max(1, min(CHUNK, NUMBERS // max(1, x[0].numel() * (1 if x.is_floating_point() else TOKEN))))
 
 
@@ -168,12 +166,12 @@ class OneGrad(Grad):
             self._descend_all(w, lr)
         elif self.dense or objective.weight_decay or objective.clip:
             super().descend(w, lr)
-        else:  # the same numbers, tensor by tensor, without the pass that makes the gradient flat
+        else:  # the same numbers, without copying the gradients into one flat vector
             grads = self._pieces(w)
             subtract_each(model.bound_views, grads, alpha=lr)
 
     def _descend_all(self, w: Tensor, lr: float) -> None:
-        """The same step for parameters that are sent and for private ones, clipped together."""
+        """The same step for the parameters that are sent and for the private ones. Both are clipped as one vector."""
         objective, own = self.steps.objective, [p.data for p in self.steps.objective.model.private]
         shared = self(w)
         flat = torch.cat(
@@ -194,7 +192,7 @@ class OneGrad(Grad):
         return grads
 
     def _count(self, loss: Tensor) -> None:
-        """One more gradient of this step; the first one's loss is kept for the history."""
+        """Counts the gradients of this step. The history gets the loss of the first one."""
         if self.calls == 0:
             self.steps.losses.append(loss)
         self.calls += 1

@@ -1,4 +1,8 @@
-"""Records: NamedTuples of tensors, what of them is sent, and what that costs."""
+"""Records are NamedTuples of tensors: the state of the server, the state of a client, an upload.
+
+Here: the part of a server record that is sent, the cost of sending a record, the form of a record (names, shapes, dtypes),
+and a check for numbers that are not finite.
+"""
 
 from __future__ import annotations
 
@@ -31,29 +35,34 @@ def _down(sends: tuple[str, ...]) -> type:
 
 
 def floats(record: Record, without: Sequence[str] = ()) -> int:
-    """How many numbers a record holds: the cost of sending it."""
+    """How many numbers a record holds, which is the cost of sending it. without: fields that do not count."""
     if record is None:
         return 0
     return sum(z.numel() for name, z in record._asdict().items() if name not in without)
 
 
 def is_record(value: Any) -> bool:
+    """Is it a NamedTuple of tensors?"""
     return hasattr(value, "_fields") and all(isinstance(z, Tensor) for z in value)
 
 
 def form(record: Any) -> Any:
-    """Names, shapes and dtypes of a record's fields: what a later one must have, too."""
+    """Names, shapes and dtypes of a record's fields. They stay the same during a run.
+
+    Of what is no record: its type's name, or None for None.
+    """
     if not is_record(record):
         return None if record is None else type(record).__name__
     return [[name, list(z.shape), str(z.dtype)] for name, z in record._asdict().items()]
 
 
 def check_finite(*records: Any, without: Collection[str] = ()) -> None:
-    """Raises if a record is not; without: fields that are not looked at."""
+    """Raises NotFinite, with the field's name, if a record holds NaN or infinity. without: fields that are not checked."""
     for record in records:
         if record is None:
             continue
         for name, z in [(name, z) for name, z in record._asdict().items() if name not in without]:
-            # The sum is finite only if all numbers are, and cheaper than looking at each; it may overflow though.
+            # A finite sum means that all numbers are finite, and is cheaper than a look at each. The sum itself may
+            # overflow, so only the second test is sure.
             if not math.isfinite(z.sum()) and not bool(torch.isfinite(z).all()):
                 raise NotFinite(f"{name} is not finite")

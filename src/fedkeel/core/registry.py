@@ -1,4 +1,4 @@
-"""The methods that have a name, and how one is found by it."""
+"""The registry of methods: all names, and the class behind a name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def algorithms() -> list[str]:
 
 
 def defaults(kind: type[Algorithm]) -> dict[str, Any]:
-    """The hyper-parameters of a method that have defaults. A record from before there was one of them has its default."""
+    """The default of every hyper-parameter that has one. Runs that were stored before it existed are read with it."""
     return {one.name: one.default for one in dataclasses.fields(kind) if one.default is not dataclasses.MISSING}  # type: ignore[arg-type]
 
 
@@ -57,10 +57,10 @@ def _files() -> list[str]:
 
 
 def import_file(name: str) -> None:
-    """Importing the file of one method is faster than importing all."""
-    own = name.replace("-", "_")
-    if name not in registered and own in _files():
-        importlib.import_module(f"fedkeel.methods.{own}")
+    """Imports the file of one built-in method, which is faster than importing all."""
+    file = name.replace("-", "_")
+    if name not in registered and file in _files():
+        importlib.import_module(f"fedkeel.methods.{file}")
 
 
 def _import_all() -> None:

@@ -1,4 +1,4 @@
-"""The facts of one round that a server step may use, and the two weighted sums that all methods are built from."""
+"""The facts of one round that a server may use, and the two weighted sums of uploads from which all methods are built."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ BLOCK = 524_288  # columns reduced at a time: their sum stays in the cache
 
 @dataclass(frozen=True)
 class Round:
+    """One round, as the server sees it."""
+
     t: int  # round, from 0
     N: int  # registered clients
     ids: Tensor  # [S] clients whose uploads arrived, in increasing order
     K: Tensor  # [S] float64, local steps of each
     p: Tensor  # [S] float64, weights in the round, sum 1
     weight: Tensor  # [S] float64, weights among all N clients: 1/N each, or n_i / sum of all n
-    drawn: SimpleNamespace  # [S] float64 each: what the method's `draw` gave out
+    drawn: SimpleNamespace  # [S] float64 each: the roles from the method's `draw`
     last: bool = True  # False while a warm-up still has clients to visit
 
     @property
     def S(self) -> int:
+        """How many uploads arrived."""
         return len(self.ids)
 
     @property
     def K_mean(self) -> float:
-        """The weighted mean of the local steps, for server formulas that need one number (rule R3)."""
+        """The weighted mean of the local steps, for server formulas that need one number
+        (docs/methods.md, rule R3)."""
         return math.fsum((self.p * self.K).tolist())
 
     def avg(self, z: Tensor) -> Tensor:
@@ -37,12 +41,12 @@ class Round:
         return weighted_sum(self.p, z)
 
     def share(self, z: Tensor) -> Tensor:
-        """The round's part of the mean over all N clients, z [S, ...] -> [...]: what control variates need."""
+        """The round's part of the mean over all N clients, z [S, ...] -> [...]. Control variates need it."""
         return weighted_sum(self.weight, z)
 
 
 def weighted_sum(weights: Tensor, z: Tensor) -> Tensor:
-    """sum_i weights[i] z[i], added in the order of the rows whatever the engine, z [S, ...] -> [...]."""
+    """sum_i weights[i] z[i], z [S, ...] -> [...]. Rows are added in their order, so all engines have the same bits."""
     if not len(z):  # a part of a warm-up in which nobody answered
         return z.new_zeros(z.shape[1:])
     rows, factors = z.reshape(len(z), -1), weights.tolist()

@@ -1,7 +1,7 @@
 """The local steps of a round: each is a gradient oracle bound to one mini-batch.
 
-`Steps` is what an algorithm sees. `OneClient` serves a client at a time on [d]; `ManyClients` (core/many.py) serves a group
-of clients at once on [S, d].
+`Steps` is what a method sees. `OneClient` (core/one_client.py) runs one client on [d]; `ManyClients` (core/many_clients.py)
+runs a group of clients at once on [S, d].
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the 
 
 @dataclass
 class Objective:
-    """What is minimised, the same for all clients."""
+    """What is minimised. It is the same for all clients."""
 
     model: FlatModel
     loss: Loss
     weight_decay: float = 0.0
     clip: float | None = None
-    each: Loss | None = None  # each(output, target) -> [B] the loss of every sample, where it is known
+    each: Loss | None = None  # each(output, target) -> [B] the loss of every sample, if it is known
 
     def is_dense(self) -> bool:
-        """Is it a network and a loss whose gradient is written out in core/dense.py?"""
+        """Is it a network and a loss whose gradient core/dense_gradients.py writes out?"""
         return self.each is not None and is_dense(self.model)
 
 
@@ -44,7 +44,7 @@ class Steps(ABC):
     K: int
     t: int  # the round; -1 in the warm-up
     layers: Layers
-    drawn: SimpleNamespace  # the roles that the algorithm's `draw` gave to this client, each [..., 1]
+    drawn: SimpleNamespace  # this client's roles from the method's `draw`, each [..., 1]
     objective: Objective
     seeds: Callable[[], Sequence[int]]  # one per client of this object, from (seed, round, client)
 
@@ -56,11 +56,11 @@ class Steps(ABC):
 
     @abstractmethod
     def copy(self, x: Tensor) -> Tensor:
-        """x [d] or [..., d] -> a copy [..., d] that the algorithm may change in place, and return as it is."""
+        """x [d] or [..., d] -> a copy [..., d] that the method may change in place and return."""
 
     @abstractmethod
     def zeros(self) -> Tensor:
-        """Zeros [..., d], likewise the algorithm's own."""
+        """Zeros [..., d], which the method may change in place and return."""
 
     @abstractmethod
     def full_grad(self, w: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Steps(ABC):
         return [torch.Generator().manual_seed(seed) for seed in self.seeds()]
 
     def clip(self, u: Tensor) -> Tensor:
-        """u scaled in place to at most the run's `clip` norm; u itself where the run has none (rule R6)."""
+        """Scales u in place so that its norm is at most the run's `clip`, if the run has one (docs/methods.md, rule R6)."""
         if self.objective.clip is not None:
             norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
             u.mul_((self.objective.clip / norm.clamp_min(1e-30)).clamp_max(1.0))
@@ -88,7 +88,7 @@ class Steps(ABC):
 
 
 class Grad(ABC):
-    """The oracle of one mini-batch. What it returns is the algorithm's to change, and valid until the next step."""
+    """The oracle of one mini-batch. The method may change what it returns, which is valid until the next step."""
 
     steps: Steps
 
@@ -106,16 +106,13 @@ class Grad(ABC):
 
     @abstractmethod
     def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
-        """The gradient at w, weight decay included, of the loss plus a weight [..., 1] times a term of the method's own,
-        [..., d].
+        """The gradient at w of the loss plus a weight [..., 1] times a term that the method adds, [..., d].
 
-        own(net at w, *nets at the frozen points, x, y, loss) returns the output at w and the term: see core/features.py.
+        own(net at w, *nets at the frozen points, x, y, loss) returns the output at w and the term (see core/features.py).
+        Weight decay is included.
         """
-
-
-# One client at a time -------------------------------------------------------------------------------------------------
 
 
 def check_one_number(loss: Tensor) -> None:
     if loss.numel() != 1:
-        raise ValueError(f"loss: it must be one number, the mean over the batch, and not have shape {list(loss.shape)}")
+        raise ValueError(f"loss: it must be one number, the mean over the batch, but it has shape {list(loss.shape)}")

@@ -1,1 +1,1 @@
-"""One file per method. They are found by import: a new file here is in the registry, the tests, the docs and the CLI."""
+"""One file per method. The registry, the tests, the docs and the command line find a new file by themselves."""

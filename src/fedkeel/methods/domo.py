@@ -39,13 +39,13 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class DOMO(Algorithm):
-    """FedAvgM with momentum on the clients, too, who start where the server's momentum would have taken them.
+    """FedAvgM with momentum on the clients, too. They start where the server's momentum would have taken them.
 
     Prefer it to FedAvgM with local momentum when K is large: gradients are taken ahead, as in Nesterov's method, at no
     cost in communication. Three momenta multiply the step, so choose a small lr.
 
-    Differs from the paper: the update is that of third-party code; clients start beta_f / server_lr times the server's last
-    step ahead, which is lr K of the round before where the learning rate decays or the K_i differ.
+    Differs from the paper: the update is that of third-party code. Clients start ahead by beta_f / server_lr times the
+    server's last step. That step used lr K of the round before, which matters if the learning rate decays or the K_i differ.
     UNCONFIRMED: mu_s, mu_l and beta_f are typical values. The variant DOMO-S is left out.
     """
 

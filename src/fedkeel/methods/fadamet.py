@@ -48,7 +48,7 @@ class FAdamET(Algorithm):
     """Local AMSGrad whose every step is corrected by y - y_i, the tracked mean directions of all clients and of this one.
 
     Prefer it to LocalAdam where clients differ and only Adam trains the model. Its stationary point is where the Adam
-    directions cancel, not quite the minimiser of the global loss; FAdamGT has the latter.
+    directions cancel, which is not quite the minimiser of the global loss. FAdamGT stops at that minimiser.
 
     Differs from the paper: v_hat restarts at the stored v (the listing leaves it open; `persist_vhat` keeps it), and the
     server adds y_i's change (line 29; line 27 prints another difference).

@@ -54,8 +54,8 @@ class FAFED(Algorithm):
     images multiplies it by 0.95 (its `ext`), the one for texts does not. As in that code, a client's first x_prev is x_0,
     where the first momentum was taken, and not the model x_1 = x_0 - lr m_0 from which round 0 starts; and after an
     exchange the new global model is compared with the client's own last point.
-    UNCONFIRMED: a, beta and rho are the defaults of the public scripts, not known to be the paper's, whose theory
-    lets lr and a decay; here they are constant.
+    UNCONFIRMED: a, beta and rho are the defaults of the public scripts; the paper's values are not known. In its theory
+    lr and a decay; here they are constant.
     """
 
     lr: float = hp(0.03, "eta, step size", above=0)
@@ -81,7 +81,9 @@ class FAFED(Algorithm):
     def warmup_server(self, s: Server, up: First, r: Round) -> Server:
         m = s.m + r.share(up.g)
         v = s.v + r.share(up.g**2)
-        return Server(x=s.x - self.lr * m if r.last else s.x, m=m, v=v)  # all clients are asked at x_0
+        return Server(
+            x=s.x - self.lr * m if r.last else s.x, m=m, v=v
+        )  # x moves only when all clients have sent their gradient at x_0
 
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w, m, v = steps.copy(down.x), steps.copy(down.m), steps.copy(down.v)

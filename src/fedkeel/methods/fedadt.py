@@ -58,7 +58,7 @@ class FedADT(Algorithm):
             g = steps.clip(grad(w))
             m.lerp_(g, 1 - self.beta1)
             v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-            if k > 0:  # the first gradient has none before it: no difference
+            if k > 0:  # the first gradient has no predecessor, so no difference
                 D.lerp_(torch.sub(g, before, out=before), 1 - self.beta_d)
             before.copy_(g)
             w.addcdiv_(torch.add(m, D, alpha=self.lam_d, out=g), torch.sqrt(v, out=root).add_(self.eps), value=-self.lr)

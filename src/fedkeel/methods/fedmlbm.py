@@ -61,7 +61,7 @@ class FedMLBM(Algorithm):
     def client(self, down: Down, mem: None, steps: Steps) -> tuple[Up, None]:
         w = steps.copy(down.x)
         for grad in steps:
-            # The loss is that of the main path, which so far counts once, and not lam1 times.
+            # `grad.plus` already counts the loss of the main path once, so the term adds lam1 - 1 of it.
             u = grad.plus(branches(self.lam1 - 1, self.lam2, self.lam3, self.temperature), w, down.x)
             w.sub_(steps.clip(u), alpha=self.lr)
         return Up(dx=w - down.x), None

@@ -1,4 +1,4 @@
-"""FedNova: FedAvg that gives every client the weight it should have, however many steps it took."""
+"""FedNova: FedAvg in which the number of a client's local steps does not change its weight."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -23,7 +23,7 @@ class Client(NamedTuple):
     lam: Tensor  # [d] dual variable
     w: Tensor  # [d] last local model
     x0: Tensor  # [d] own estimate of the global model
-    talked: Tensor  # [1] was it sent, so that the server's mean replaces it?
+    talked: Tensor  # [1] 1 if x0 was sent, so that the server's mean replaces it; else 0
 
 
 class Up(NamedTuple):

@@ -34,7 +34,7 @@ class FedProx(Algorithm):
 
     Prefer it to FedAvg when local work is long or very uneven. It slows drift but does not remove it.
 
-    Differs from the paper: all clients do the K steps that the run asks for, not a client-dependent inexact solve.
+    Differs from the paper: all clients do the run's K steps, not an inexact solve that depends on the client.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))

@@ -52,12 +52,12 @@ class Up(NamedTuple):
 class GradMA(Algorithm):
     """GradMA-W on the clients and GradMA-S on the server: neither a step nor a round works against the memory.
 
-    Prefer it under strong label skew and small cohorts when three gradients per local step can be paid for; GradMA-S alone
+    Prefer it under strong label skew and small cohorts when three gradients per local step are affordable; GradMA-S alone
     brings most of the gain in its paper.
 
     Differs from the paper: with beta2 = 0 absent clients are forgotten, as Algorithm 3 prints, while the text (section 6.2)
     says that their latest update is kept. With beta2 > 0 decay alone changes nothing, since only directions count; beta2
-    tells how much of a client's older displacements is left when its next one is added.
+    says how much of a client's older displacements is left when its next one is added.
     Differs from public code: the previous iterate of step 0 is the client's last local model, as listed (the released code
     takes the global model: `old_model="global"`); one projection for the whole model, not one per tensor; clients weigh
     equally, as listed, unless weights="samples" (the code weighs them by their samples).

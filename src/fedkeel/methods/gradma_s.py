@@ -1,4 +1,4 @@
-"""GradMA-S: server momentum that never works against what other clients have asked for."""
+"""GradMA-S: server momentum that never works against the remembered updates of clients."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -52,7 +52,7 @@ class GradMAS(Algorithm):
 
     Differs from the paper: with beta2 = 0 absent clients are forgotten, as Algorithm 3 prints, while the text (section 6.2)
     says that their latest update is kept. With beta2 > 0 decay alone changes nothing, since only directions count; beta2
-    tells how much of a client's older displacements is left when its next one is added.
+    says how much of a client's older displacements is left when its next one is added.
     Differs from public code: one projection for the whole model, as in the paper, not one per tensor; clients weigh
     equally, as listed, unless weights="samples" (the code weighs them by their samples).
     """

@@ -1,4 +1,4 @@
-"""MIFA: the average of everybody's latest update, present or not."""
+"""MIFA: the average of the latest updates of all clients, also of absent ones."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -39,10 +39,10 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class MIFA(Algorithm):
-    """FedAvg whose server averages the latest displacement of all clients: those that are absent count with their last.
+    """FedAvg whose server averages the latest displacements of all clients. Absent clients count with their last one.
 
     Prefer it when some clients are away for long or in a pattern, which would bias FedAvg. Remembered displacements are
-    stale, so small steps suit it; until a client was seen once it counts as 0.
+    stale, so small steps suit it. A client counts as 0 until its first round.
 
     Differs from the original: displacements are kept as they are, as in the GradMA paper, not divided by their learning
     rate, and the first rounds do not wait until every client was seen. Clients hold the memory, not the server.

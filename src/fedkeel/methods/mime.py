@@ -42,10 +42,10 @@ class Up(NamedTuple):
 class Mime(Algorithm):
     """Local steps of a base optimiser whose statistics only the server changes, on gradients corrected as in SVRG.
 
-    Prefer it when clients keep nothing and differ: they all move like the central optimiser would. A round has two
-    exchanges, a pass over all local data for the participants' mean gradient c and the local steps, two gradients each.
+    Prefer it when clients differ and cannot keep state: they all move like the central optimiser would. A round has two
+    exchanges: a pass over all local data for the participants' mean gradient c, then local steps with two gradients each.
 
-    Differs from public code: U and V are the table of core/mime.py; the codes make the complete optimiser step on the
+    Differs from public code: U and V are the table of rules/mime.py; the codes make the complete optimiser step on the
     frozen state (`frozen="full_step"`, without their bias correction). Adam's v starts at c^2 of the first round and eps is
     1e-3: a coordinate that was 0 for all clients of that round is divided by eps alone until the round after it appears.
     UNCONFIRMED: the table, and Adam's constants.

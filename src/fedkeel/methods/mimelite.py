@@ -40,12 +40,12 @@ class Up(NamedTuple):
 class MimeLite(Algorithm):
     """Local steps of a base optimiser whose statistics the server makes from full gradients at the global model.
 
-    Prefer it to Mime when one exchange per round and one gradient per step must do; it damps drift but does not remove it.
-    It costs a pass over all local data per round. With base "sgd" it is FedAvg.
+    Prefer it to Mime when a round may have only one exchange and a step only one gradient. It damps drift but does not
+    remove it. It costs a pass over all local data per round. With base "sgd" it is FedAvg.
 
-    Differs from public code: U and V are the table of core/mime.py; the codes make the complete optimiser step on the
+    Differs from public code: U and V are the table of rules/mime.py; the codes make the complete optimiser step on the
     frozen state (`frozen="full_step"`, without their bias correction). Adam's v starts at the square of the participants'
-    mean gradient, for which round 0 has an exchange of its own, and eps is 1e-3, as in Mime.
+    mean gradient, which round 0 asks for in a survey before the local steps; eps is 1e-3, as in Mime.
     UNCONFIRMED: the table, and Adam's constants. The GradMA paper does not name the base of its MimeLite; sgdm is assumed.
     """
 

@@ -19,7 +19,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     x_prev: Tensor  # [d] this client's last local model
-    seen: Tensor  # [1] 1 once there is one
+    seen: Tensor  # [1] 1 if there is one, else 0
 
 
 class Up(NamedTuple):
@@ -59,7 +59,7 @@ class MOON(Algorithm):
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         for grad in steps:
-            # The term is switched by its weight: a client without a last model has none.
+            # A client without a last model has no term: its weight is 0.
             u = grad.plus(contrast(self.temperature), w, down.x, mem.x_prev, weight=self.mu * mem.seen)
             w.sub_(steps.clip(u), alpha=self.lr)
         return Up(dx=w - down.x), Client(x_prev=w, seen=torch.ones_like(mem.seen))

@@ -24,7 +24,7 @@ class Down(NamedTuple):
 
 class Client(NamedTuple):
     x_prev: Tensor  # [d] this client's last local model
-    seen: Tensor  # [1] 1 once there is one
+    seen: Tensor  # [1] 1 if there is one, else 0
 
 
 class Up(NamedTuple):
@@ -63,7 +63,7 @@ class MOONM(Algorithm):
     def client(self, down: Down, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
         for grad in steps:
-            # The term is switched by its weight: a client without a last model has none.
+            # A client without a last model has no term: its weight is 0.
             u = grad.plus(contrast(self.temperature), w, down.x, mem.x_prev, weight=self.mu * mem.seen)
             w.sub_(steps.clip(u), alpha=self.lr)
         return Up(dx=w - down.x), Client(x_prev=w, seen=torch.ones_like(mem.seen))

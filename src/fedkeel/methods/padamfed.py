@@ -16,14 +16,14 @@ from fedkeel.rules.tracking import mean_gradient
 
 class Server(NamedTuple):
     x: Tensor  # [d] global model
-    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
+    b: Tensor  # [d] beta c + (1 - beta) g: clients need c and g only in this sum
     c: Tensor  # [d] control variate: the mean of all clients' c
     g: Tensor  # [d] momentum
 
 
 class Down(NamedTuple):
     x: Tensor  # [d] global model
-    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
+    b: Tensor  # [d] beta c + (1 - beta) g: clients need c and g only in this sum
 
 
 class Client(NamedTuple):

@@ -17,7 +17,7 @@ from fedkeel.rules.tracking import mean_gradient
 class Server(NamedTuple):
     x: Tensor  # [d] global model
     x_prev: Tensor  # [d] global model of the round before
-    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
+    b: Tensor  # [d] beta c + (1 - beta) g: clients need c and g only in this sum
     c: Tensor  # [d] control variate: the mean of all clients' c
     g: Tensor  # [d] momentum: the mean direction of the last round
 
@@ -25,7 +25,7 @@ class Server(NamedTuple):
 class Down(NamedTuple):
     x: Tensor  # [d] global model
     x_prev: Tensor  # [d] global model of the round before
-    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
+    b: Tensor  # [d] beta c + (1 - beta) g: clients need c and g only in this sum
 
 
 class Client(NamedTuple):

@@ -42,11 +42,12 @@ class Up(NamedTuple):
 class Scaffnew(Algorithm):
     """Local SGD corrected by a control variate h_i; after every step a coin with probability p says: communicate.
 
-    Prefer it when all clients take part and communication is dear: on strongly convex losses with p = 1 / sqrt(condition
-    number) it needs provably fewer rounds than gradient descent. The minimiser of the global loss is its fixed point.
+    Prefer it when all clients take part and communication is expensive. On strongly convex losses, with
+    p = 1 / sqrt(condition number), it needs provably fewer rounds than gradient descent.
+    The minimiser of the global loss is its fixed point.
 
     Differs from the paper: a round is what lies between two communications, so its number of steps is one geometric draw
-    for all clients; by default its mean is the K that the run asks for. h_i is brought up to date when the next x arrives.
+    for all clients; by default its mean is the run's K. h_i is updated when the next x arrives.
     """
 
     lr: float = hp(0.1, "gamma, step size", above=0)

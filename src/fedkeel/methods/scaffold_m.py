@@ -15,14 +15,14 @@ from fedkeel.rules.tracking import mean_gradient
 
 class Server(NamedTuple):
     x: Tensor  # [d] global model
-    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
+    b: Tensor  # [d] beta c + (1 - beta) g: clients need c and g only in this sum
     c: Tensor  # [d] control variate: the mean of all clients' c
     g: Tensor  # [d] momentum: the mean direction of the last round
 
 
 class Down(NamedTuple):
     x: Tensor  # [d] global model
-    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
+    b: Tensor  # [d] beta c + (1 - beta) g: clients need c and g only in this sum
 
 
 class Client(NamedTuple):
@@ -51,7 +51,7 @@ class ScaffoldM(Algorithm):
     Prefer it to SCAFFOLD when gradients are noisy: the momentum averages over rounds, and the step can be larger. It
     still has the minimiser of the global loss as its fixed point.
 
-    Differs from the paper: the original listing was not at hand (UNCONFIRMED); the server step is the one that the
+    Differs from the paper: the original listing was not available (UNCONFIRMED); the server step is the one that the
     recursion of the PAdaMFed paper forces, and c, c_i start at zero (`start="warmup"` starts them as PAdaMFed does).
     """
 

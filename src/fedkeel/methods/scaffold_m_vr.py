@@ -16,7 +16,7 @@ from fedkeel.rules.tracking import mean_gradient
 class Server(NamedTuple):
     x: Tensor  # [d] global model
     x_prev: Tensor  # [d] global model of the round before
-    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
+    b: Tensor  # [d] beta c + (1 - beta) g: clients need c and g only in this sum
     c: Tensor  # [d] control variate: the mean of all clients' c
     g: Tensor  # [d] momentum: the mean direction of the last round
 
@@ -24,7 +24,7 @@ class Server(NamedTuple):
 class Down(NamedTuple):
     x: Tensor  # [d] global model
     x_prev: Tensor  # [d] global model of the round before
-    b: Tensor  # [d] beta c + (1 - beta) g, all that a client needs of the two
+    b: Tensor  # [d] beta c + (1 - beta) g: clients need c and g only in this sum
 
 
 class Client(NamedTuple):
@@ -55,7 +55,7 @@ class ScaffoldMVR(Algorithm):
     Prefer it to SCAFFOLD-M when gradients are noisy and a local step may cost twice as much; a small beta then needs a
     small lr, too. It still has the minimiser of the global loss as its fixed point.
 
-    Differs from the paper: the original listing was not at hand (UNCONFIRMED); the direction is PAdaMFed-VR's before
+    Differs from the paper: the original listing was not available (UNCONFIRMED); the direction is PAdaMFed-VR's before
     normalisation, the server step the one that its recursion forces, and c, c_i start at zero (`start="warmup"` starts
     them as PAdaMFed does).
     """

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BLAS = (torch.float32, torch.float64)  # what numpy multiplies by it
+BLAS = (torch.float32, torch.float64)  # dtypes whose inner products numpy computes by BLAS
 TOLERANCE = 1e-10  # of ||p||: inner products above -TOLERANCE ||p|| count as non-negative
 FEASIBLE, FEASIBLE_64 = 1e-6, 1e-10  # the same for those of a solution, of vectors in float32 and in float64
-LARGE = 8.0  # times ||p|| over the length of a column: weights that ask for inner products in float64
-SHORTEST = 1e-30  # columns that are not longer have lost their direction in float32, and count as zero
+LARGE = 8.0  # a weight above LARGE ||p|| / ||column|| needs inner products in float64
+SHORTEST = 1e-30  # a column of at most this length has lost its direction in float32, and counts as zero
 
 
 def project(p: Tensor, columns: Sequence[Tensor]) -> Tensor:
-    """The projection of p [..., d] for a few columns [..., d], exact, for all clients at once; written over p.
+    """The exact projection of p [..., d] for a few columns [..., d], for all clients at once. It overwrites p.
 
-    An optimal z has its support on linearly independent columns, so one of the 2^C supports is the answer: all of them
-    are solved, and of those that hold the optimality conditions the one with the smallest z is taken.
+    The support of an optimal z has linearly independent columns, so one of the 2^C supports is the answer. All are solved.
+    Of those that satisfy the optimality conditions, the one with the smallest z is taken.
     """
     feasible = FEASIBLE_64 if p.dtype == torch.float64 else FEASIBLE
     q = _dots([(m, p) for m in columns])  # [..., C]
@@ -35,7 +35,7 @@ def project(p: Tensor, columns: Sequence[Tensor]) -> Tensor:
     if p.dim() == 1 and _slide(p, columns, q):
         return p
     z, sure = _dual(p, columns, q, feasible)
-    if not sure:  # columns that are almost opposite: what is left of them is lost in sums of the vectors' precision
+    if not sure:  # almost opposite columns nearly cancel, so the sums need more precision than the vectors have
         exact, wide = p.double(), [m.double() for m in columns]
         z, _ = _dual(exact, wide, _dots([(m, exact) for m in wide]), feasible)
         return p.copy_(_moved(exact, wide, z))
@@ -51,13 +51,15 @@ def _moved(p: Tensor, columns: Sequence[Tensor], z: np.ndarray) -> Tensor:
 
 
 def _dual(p: Tensor, columns: Sequence[Tensor], q: np.ndarray, feasible: float) -> tuple[np.ndarray, bool]:
-    """(z [..., C] for q = M'p, whether that is sure: its conditions hold, and it is not so large that the precision of A
-    and q matters)."""
+    """(z [..., C] for q = M'p, whether z is reliable).
+
+    It is if the optimality conditions hold, and z is not so large that the precision of A and q matters.
+    """
     corners, places = _corners(len(columns))
     products = _dots([*((columns[i], columns[j]) for i, j in corners), (p, p)])
     A = products[..., places]  # [..., C, C]
     squares, size = np.diagonal(A, axis1=-2, axis2=-1), np.sqrt(products[..., -1:])
-    with np.errstate(all="ignore"):  # what is not finite is found with the client's result
+    with np.errstate(all="ignore"):  # the engine finds numbers that are not finite in the client's result
         scale = np.where(squares > 0, 1 / np.sqrt(np.maximum(squares, 1e-300)), 0.0)  # 0 drops a zero column
         A, q = A * scale[..., :, None] * scale[..., None, :], np.where(size > 0, q * scale / size, 0.0)
         z, holds = _solve_by_enumeration(A, q, feasible)
@@ -66,7 +68,7 @@ def _dual(p: Tensor, columns: Sequence[Tensor], q: np.ndarray, feasible: float) 
 
 
 def _slide(p: Tensor, columns: Sequence[Tensor], q: np.ndarray) -> bool:
-    """Takes p, in place, to the edge of its most violated constraint, if all others hold there: then that is the answer."""
+    """Moves p in place to the edge of its most violated constraint. If all others hold there, that is the answer: True."""
     j = int(q.argmin())
     beside = _dots([(m, columns[j]) for m in columns])  # [C]
     if not beside[j] > 0:
@@ -81,9 +83,9 @@ def _slide(p: Tensor, columns: Sequence[Tensor], q: np.ndarray) -> bool:
 
 
 def _dots(pairs: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
-    """Inner products over the last dimension, [..., len(pairs)], as float64; vectors of one client are summed by BLAS."""
+    """Inner products over the last dimension, [..., len(pairs)], as float64; BLAS sums the vectors of one client."""
     if all(a.dim() == 1 and a.device.type == "cpu" and a.dtype in BLAS for pair in pairs for a in pair):
-        with np.errstate(all="ignore"):  # what is not finite is found with the client's result
+        with np.errstate(all="ignore"):  # the engine finds numbers that are not finite in the client's result
             return np.array([np.dot(a.numpy(), b.numpy()) for a, b in pairs], dtype=np.float64)  # faster than torch.dot
     return torch.stack([(a * b).sum(-1) for a, b in pairs], dim=-1).double().cpu().numpy()
 
@@ -113,7 +115,7 @@ def _solve_by_enumeration(A: np.ndarray, q: np.ndarray, feasible: float) -> tupl
         slack = (A[..., None, :, :] @ z[..., None])[..., 0] + q[..., None, :]
         violation = np.concatenate((-z, -slack), axis=-1).max(-1)  # [..., 2^C]
     violation = np.where(np.isnan(violation), np.inf, violation)
-    # Dependent columns have many solutions, and rounding may make one with a huge z look best: the smallest will do.
+    # Dependent columns have many solutions. Rounding may make one with a huge z look best, so the smallest is taken.
     holds = violation <= feasible
     found = holds.any(-1, keepdims=True)
     best = np.where(found, np.where(holds, np.abs(z).sum(-1), np.inf), violation).argmin(-1)
@@ -135,7 +137,7 @@ def cone_weights(A: np.ndarray, q: np.ndarray, size: float) -> np.ndarray:
     values, vectors = np.linalg.eigh(unit)
     keep = values > values[-1] * 1e-13
     root = np.sqrt(values[keep])
-    from scipy.optimize import nnls  # takes half a second, which runs without projections should not pay
+    from scipy.optimize import nnls  # this import takes half a second, so only runs with projections make it
 
     weights, _ = nnls(root[:, None] * vectors[:, keep].T, -(vectors[:, keep].T @ qn) / root, maxiter=30 * len(qn))
     support = weights > 0

@@ -12,7 +12,7 @@ from fedkeel.core.steps import Steps
 from fedkeel.rules.cone_qp import cone_weights, project
 
 BLOCK = 4096  # columns of the memory in float64 at a time
-HEAVIEST = 1e30  # of a weight in float32; heavier ones would overflow
+HEAVIEST = 1e30  # the largest weight in float32; larger ones would overflow
 
 
 def worker_update(x: Tensor, x_old: Tensor, steps: Steps, lr: float) -> Tensor:
@@ -23,8 +23,8 @@ def worker_update(x: Tensor, x_old: Tensor, steps: Steps, lr: float) -> Tensor:
     w, before, way = steps.copy(x), steps.copy(x_old), steps.copy(x)
     for k, grad in enumerate(steps):
         p = grad(w)
-        # In step 0 w is x: the gradient there is p itself, which binds nothing, and no way has been made. In step 1 the
-        # previous iterate is x.
+        # In step 0 w is x: the gradient there is p, which is no constraint, and the way from x is zero.
+        # In step 1 the previous iterate is x.
         columns = [] if k == 1 else [grad(before)]
         columns += [grad(x), torch.sub(w, x, out=way)] if k else []
         u = project(p, columns)
@@ -80,9 +80,11 @@ def server_update(memory: Memory, momentum: Tensor, dx: Tensor, rows: list[int],
     for row, z in zip(rows, dx, strict=True):
         D[row].mul_(float(scale[row])).add_(z)
     scale[rows] = 1.0
-    # For beta2 > 0 an absent client's direction keeps its constraint however small it has become; at 0 it is gone.
+    # For beta2 > 0 the direction of an absent client stays a constraint, however short it becomes. For 0 it is gone.
     live = (memory.ids >= 0).nonzero().flatten().tolist() if beta2 > 0 else sorted(rows)
-    held = D[: len(live)] if live == list(range(len(live))) else D[live]  # rows fill up from the first: hardly ever a copy
+    held = (
+        D[: len(live)] if live == list(range(len(live))) else D[live]
+    )  # rows fill up from the first, so this is hardly ever a copy
     at = torch.tensor([live.index(row) for row in rows], device=D.device)
     fresh = torch.zeros(len(rows), len(live), dtype=torch.float64, device=D.device)
     q = torch.zeros(len(live), dtype=torch.float64, device=D.device)
@@ -96,7 +98,7 @@ def server_update(memory: Memory, momentum: Tensor, dx: Tensor, rows: list[int],
     z = cone_weights(gram[kept[:, None], kept].cpu().numpy(), q.cpu().numpy(), float(momentum.double().norm()))
     used = [row for row, weight in zip(live, z, strict=True) if weight > 0]
     if used:
-        # Short rows have weights beyond float32.
+        # Short rows have weights that float32 cannot hold.
         dtype = D.dtype if z.max() < HEAVIEST else torch.float64
         weights = torch.as_tensor(z[z > 0], dtype=dtype, device=D.device)
         momentum = (momentum + weights @ D[used].to(dtype)).to(D.dtype)

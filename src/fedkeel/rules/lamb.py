@@ -9,7 +9,8 @@ from fedkeel.core.flat import Layers
 
 
 def layer_unit(u: Tensor, x: Tensor, layers: Layers) -> Tensor:
-    """LAMB's normalised direction: every layer of u gets the norm of that layer of x, or 1 where that is 0 (R10)."""
+    """LAMB's normalised direction: every layer of u gets the norm of that layer of x, or norm 1 if that is 0
+    (docs/methods.md, rule R10)."""
     size = layers.norms(u)
     trust = layers.norms(x)
     trust = torch.where(trust > 0, trust, 1.0)

@@ -1,4 +1,4 @@
-"""Terms that a method adds to the loss, and that look into the model: those of MOON and of FedMLB."""
+"""Terms that MOON and FedMLB add to the loss. They look into the model."""
 
 from __future__ import annotations
 

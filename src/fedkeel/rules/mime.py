@@ -5,7 +5,7 @@
     sgdm   m     (1 - beta) g + beta m                        m <- (1 - beta) g + beta m
     adam   m, v  ((1 - beta1) g + beta1 m) / (sqrt(v) + eps)  m <- (1 - beta1) g + beta1 m;  v <- (1 - beta2) g^2 + beta2 v
 
-With `full_step` U is the whole optimiser step on a copy of s, as in FedJAX: sgdm has g + beta m (and so has its V), adam
+With `full_step` U is the whole optimiser step on a copy of s, as in FedJAX: sgdm has g + beta m (in V, too), adam
 divides by the root of (1 - beta2) g^2 + beta2 v.
 """
 
@@ -29,11 +29,11 @@ class Base:
     full_step: bool
 
     def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The first m and v for x [d]; what the optimiser does not have is empty."""
+        """The first m and v for x [d]. A moment that the optimiser does not use is empty."""
         return torch.zeros_like(x if self.kind != "sgd" else x[:0]), torch.zeros_like(x if self.kind == "adam" else x[:0])
 
     def step(self, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        """U(g, s), in the memory of g [..., d]."""
+        """U(g, s). It overwrites g [..., d]."""
         if self.kind == "sgd":
             return g
         if self.kind == "sgdm":

@@ -6,7 +6,7 @@ from fedkeel.core.algorithm import Plan
 
 
 def need_everyone(name: str, p: Plan, allow_partial: bool) -> None:
-    """Refuses a run in which some clients sit out, unless the user insists (rule R15)."""
+    """Refuses a run in which some clients sit out, unless the user allows it (docs/methods.md, rule R15)."""
     fewest = p.S if p.fewest is None else p.fewest
     if fewest < p.N and not allow_partial:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Pieces that several methods share: moments kept in place, steps of unit length, who tracks and who must take part."""
+"""Control variates and tracking: a client's first control variate, and which clients of a round track."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 def mean_gradient(x: Tensor, steps: Steps, record: Callable[[Tensor], R]) -> tuple[R, R]:
-    """The mean mini-batch gradient of a round at x that does not move: a client's first control variate."""
+    """The mean of a client's mini-batch gradients, all at x: its first control variate."""
     c = steps.zeros()
     for grad in steps:
         c.add_(grad(x), alpha=1 / steps.K)
@@ -23,7 +23,7 @@ def mean_gradient(x: Tensor, steps: Steps, record: Callable[[Tensor], R]) -> tup
 
 
 def pick(rng: np.random.Generator, S: int, wanted: float | None) -> np.ndarray:
-    """A random part of S clients as 0/1, [S]: a count, a fraction (float), or all of them (None)."""
+    """1 for clients chosen at random, 0 for the others, [S]. wanted: a count (int), a fraction (float), or None for all."""
     if wanted is None:
         return np.ones(S)
     count = max(1, round(wanted * S)) if isinstance(wanted, float) else wanted
@@ -33,7 +33,7 @@ def pick(rng: np.random.Generator, S: int, wanted: float | None) -> np.ndarray:
 
 
 def check_part(name: str, wanted: float | None, p: Plan) -> None:
-    """Refuses what `pick` could only misunderstand; a single client stands for any number, in trials without data."""
+    """Refuses a count above S, and a float that is no fraction. A plan with N = 1 is a trial: it allows any count."""
     if isinstance(wanted, int) and wanted > p.S and p.N > 1:
         raise ValueError(f"{name}: tracking = {wanted} is not allowed; at most all clients of a round can track, {p.S}")
     if isinstance(wanted, float) and not 0 < wanted <= 1:
