@@ -1,4 +1,4 @@
-"""What a client does with a message: the same `ClientWork.run_client` as in every engine, on its own data and its own record."""
+"""What a client does with a message: `ClientWork.run_client` as in every engine, on its own data and its own record."""
 
 from __future__ import annotations
 
