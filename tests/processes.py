@@ -1,4 +1,4 @@
-"""Runs in processes of their own, for tests that kill them."""
+"""Child processes for tests that kill them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import torch
 
 @contextmanager
 def forked(work: Callable[[], Any]) -> Iterable[Any]:
-    """`work` in a child process, which is killed at the end of the block if it is still there."""
+    """Calls `work` in a child process, and kills the child at the end of the block if it still runs."""
 
     def alone() -> None:
-        torch.set_num_threads(1)  # OpenMP's threads did not come along, and it would wait for them
+        torch.set_num_threads(1)  # a fork does not copy OpenMP's threads, and it would wait for them forever
         work()
 
     child = multiprocessing.get_context("fork").Process(target=alone)
@@ -31,7 +31,7 @@ def forked(work: Callable[[], Any]) -> Iterable[Any]:
 
 
 def kill(child: Any) -> None:
-    """SIGKILL, and wait until it has taken effect."""
+    """Kills a child process and waits until it is gone."""
     if child.is_alive():
         os.kill(child.pid, signal.SIGKILL)
     child.join(timeout=30)
@@ -61,7 +61,7 @@ def _state(pid: int) -> tuple[str, int]:
 
 
 def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Waits until the condition holds; returns what it returned last."""
+    """Waits until the condition is true; returns its last value."""
     end = time.monotonic() + seconds
     while not (result := condition()) and time.monotonic() < end:
         time.sleep(0.01)

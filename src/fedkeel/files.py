@@ -1,4 +1,4 @@
-"""Files that are whole or as they were, locks, and TOML."""
+"""Files that are replaced as a whole or not at all, locks, and TOML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ except ImportError:  # Windows
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """The whole content under its name, or the file as it was.  mode: who may read and write it, less the umask."""
+    """Replaces a file. After a crash it holds the whole new content or the whole old one. mode: its permissions, before the
+    umask."""
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -36,9 +37,10 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Makes a renaming last: slots of the store that only the old checkpoint needs are written over from now on."""
+    """Makes sure that a renaming survives a power failure. Slots of the store that only the old checkpoint needs will be
+    overwritten, so the new checkpoint must be on the disk."""
     if os.name != "posix":
-        return  # elsewhere a directory cannot be opened
+        return  # Windows cannot open a directory
     file = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -47,7 +49,7 @@ def _sync(folder: Path) -> None:
 
 
 def guarded(path: Path, action: Callable[[], Any]) -> Any:
-    """Runs a file operation, with its failure in our words."""
+    """Runs a file operation. Its OSError becomes a StorageError that names the file."""
     try:
         return action()
     except OSError as error:
@@ -55,8 +57,8 @@ def guarded(path: Path, action: Callable[[], Any]) -> Any:
 
 
 def claim(path: Path, owner: object, otherwise: str) -> None:
-    """Locks a file, which stands for its directory, for as long as the owner lives, or its process: two that write the same
-    client memory would spoil it. otherwise: what to say if another has it."""
+    """Locks a file, as a sign that its directory is in use, until the owner is deleted or its process ends. Two processes
+    that write the same client memory would destroy it. otherwise: the message if another process holds the lock."""
     if fcntl is None:
         return
     file = guarded(path, lambda: os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -64,12 +66,12 @@ def claim(path: Path, owner: object, otherwise: str) -> None:
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):  # the others: a file system that has no locks
+        if error.errno in (errno.EAGAIN, errno.EACCES):  # other errors: the file system has no locks
             raise Busy(f"out: {otherwise} in {path.parent}") from None
 
 
 def as_toml(value: Any) -> Any:
-    """A config as TOML takes it: without None, tuples as lists."""
+    """A config in the form that TOML can hold: without None, tuples as lists."""
     if isinstance(value, Mapping):
         return {key: as_toml(z) for key, z in value.items() if z is not None}
     if isinstance(value, (list, tuple)):
@@ -78,7 +80,7 @@ def as_toml(value: Any) -> Any:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The content of a TOML file, with its faults in one line."""
+    """The content of a TOML file. Raises a ValueError of one line if it cannot be read."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

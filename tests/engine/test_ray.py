@@ -34,8 +34,20 @@ ROOT = Path(__file__).parents[2]
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "fedkeel.engine.runners.ray", raising=False)
-    with pytest.raises(ValueError, match=r"^engine: 'ray' needs the package ray: pip install 'fedkeel\[ray\]'$"):
+    with pytest.raises(ImportError, match=r"^engine: 'ray' needs the package ray: pip install 'fedkeel\[ray\]'$"):
         test_faults.train("ray")
+
+
+def test_without_ray_the_command_line_prints_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "fedkeel.engine.runners.ray", raising=False)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "--algorithm", "fedavg", "--engine", "ray", "--rounds", "1", "--out", str(tmp_path / "x")])
+    assert end.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "error: engine: 'ray' needs the package ray: pip install 'fedkeel[ray]'"
 
 
 def test_an_address_is_for_ray_only() -> None:

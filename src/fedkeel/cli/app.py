@@ -273,7 +273,8 @@ def _explained(error: Exception) -> tuple[str, int]:
     if hasattr(error, "format_message"):  # typer's own: a missing argument, an unknown command
         return error.format_message(), 2
     message = "; ".join([str(error), *getattr(error, "__notes__", ())])
-    if isinstance(error, ValueError):
+    missing_package = isinstance(error, ImportError) and error.name is None  # Python's own errors have a name
+    if isinstance(error, ValueError) or missing_package:
         return message, 2
     from fedkeel.errors import StorageError
 

@@ -1,1 +1,1 @@
-"""Runs algorithms: the round loop, who runs the clients of a round, client memory, checkpoints and seeds."""
+"""One run: the loop over its rounds, the runners that run the clients, client memory, checkpoints and seeds."""

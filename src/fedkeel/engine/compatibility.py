@@ -1,4 +1,4 @@
-"""Do model, data and loss fit together?"""
+"""Checks, before any training, that model, data and loss fit together."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from fedkeel.engine.inputs import model_input
 
 
 def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], loss: Loss | None, where: str = "") -> None:
-    """Does the model take the data, and does it have an output for every label, or does the user's loss take both?"""
+    """Raises if the model does not take the data, or has no output for some label. With a loss of the user's: raises if the
+    loss does not take output and target."""
     labels = data[1]
     x, y = model_input(model, data[0][:2], fed.prepare), labels[:2].to(model.device)
     try:
-        with torch.enable_grad(), evaluating(model.module):  # in training, one sample may be too few to be normalised
+        with torch.enable_grad(), evaluating(model.module):  # in training mode, BatchNorm may refuse so few samples
             output = model.module(x)
     except Exception as error:
         raise ValueError(f"{where}model: it does not take samples of shape {list(x.shape[1:])}: {error}") from error
@@ -43,12 +44,13 @@ def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], lo
 
 
 def _check_loss(loss: Loss, output: Any, target: Tensor, where: str) -> None:
-    """Does it return one number that depends on the output? If it fails on two samples, it may need more of them."""
+    """Raises if the loss does not return one number that depends on the output. An exception inside of it is ignored: it may
+    need more than the two samples of this check."""
     try:
         inspect.signature(loss).bind(output, target)
     except TypeError as error:
         raise ValueError(f"{where}loss: it must take two arguments, output and target: {error}") from None
-    except ValueError:  # functions written in C need not tell their arguments
+    except ValueError:  # Python does not know the arguments of some functions written in C
         pass
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""The loss that is trained by default, and what a model is worth on test data."""
+"""Loss and accuracy of a model on data, usually test data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fedkeel.core.steps import Loss
 from fedkeel.data.federation import Prepare
 from fedkeel.engine.inputs import model_input
 
-CHUNK = 2048  # samples at a time, or
-NUMBERS = 1_000_000  # as many as have so many numbers together: what a network makes of them may be a thousand times as much
+CHUNK = 2048  # the most samples at a time
+NUMBERS = 1_000_000  # the most input numbers at a time: a network's activations may be a thousand times as many
 
 
 def evaluate(
@@ -25,7 +25,7 @@ def evaluate(
     data: tuple[Tensor, Tensor],
     prepare: Prepare | None = None,
 ) -> dict[str, Any]:
-    """Mean loss, and accuracy where targets are classes, of the parameters x on the data."""
+    """Mean loss of the parameters x on the data, and accuracy if the targets are classes."""
     inputs, targets = data
     model.bind(x)
     if model.has_buffers:
@@ -39,7 +39,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """In evaluation mode; afterwards every layer is in the mode that it had."""
+    """Puts a module into evaluation mode. Afterwards every layer has its old mode again."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -55,7 +55,7 @@ def at_a_time(x: Tensor) -> int:
 
 
 def scores(module: nn.Module, loss: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float | None]:
-    """Mean loss, and accuracy where targets are classes."""
+    """Mean loss, and accuracy if the targets are classes."""
     total, samples, right, count = 0.0, 0, 0, 0
     for x, y in batches:
         output = module(x)
@@ -68,7 +68,7 @@ def scores(module: nn.Module, loss: Loss, batches: Iterable[tuple[Tensor, Tensor
 
 
 def classes(output: Any, target: Tensor) -> bool:
-    """Are these scores of several classes, and their numbers?"""
+    """Is the output a score per class, and the target a class number?"""
     if not isinstance(output, Tensor) or target.is_floating_point():
         return False
     return output.shape[:-1] == target.shape and output.shape[-1] > 1

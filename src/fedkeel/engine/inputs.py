@@ -1,4 +1,4 @@
-"""Data as a model takes it."""
+"""Converts data to the form that a model takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedkeel.data.federation import Prepare
 
 
 def model_input(model: FlatModel, z: Tensor, prepare: Prepare | None = None) -> Tensor:
-    """z prepared, on the model's device, and in its dtype where it consists of floating-point numbers."""
+    """z on the model's device, after `prepare`. Floating-point numbers get the model's dtype, whole numbers keep theirs."""
     z = z.to(model.device)
     z = z if prepare is None else prepare(z)
     return z.to(model.dtype) if z.is_floating_point() else z

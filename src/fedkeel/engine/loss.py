@@ -1,4 +1,4 @@
-"""The loss that is trained by default."""
+"""The default loss, cross-entropy, and the objective of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedkeel.core.steps import Loss, Objective
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy over the last dimension of the output; sequences count position by position."""
+    """Cross-entropy over the last dimension of the output. In sequences every position counts like a sample."""
     if output.dim() > 2:
         output, target = output.flatten(0, -2), target.flatten()
     return functional.cross_entropy(output, target.long())
@@ -25,7 +25,7 @@ def cross_entropies(output: Tensor, target: Tensor) -> Tensor:
 
 
 def objective(model: FlatModel, loss: Loss | None, weight_decay: float, clip: float | None) -> Objective:
-    """What is minimised: the user's loss, or cross-entropy, of which the loss of every sample is known, too."""
+    """What a run minimises: the user's loss, or cross-entropy. Only for cross-entropy the loss of each sample is known."""
     if loss is not None:
         return Objective(model, loss, weight_decay, clip)
     return Objective(model, cross_entropy, weight_decay, clip, cross_entropies)

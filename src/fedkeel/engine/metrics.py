@@ -55,7 +55,7 @@ def measure(names: Sequence[str], inputs: MetricInputs) -> dict[str, float]:
 
 
 def train_set(inputs: MetricInputs) -> dict[str, float]:
-    """Loss and accuracy of x' on the data of all clients, without augmentation. The objective is the loss plus weight decay."""
+    """Loss and accuracy of x' on the data of all clients, without augmentation. The objective adds weight decay."""
     fed, objective = inputs.work.fed, inputs.work.objective
     rows = np.arange(int(fed.offsets[-1])) if fed.order is None else fed.order
     objective.model.bind(inputs.new.x)
@@ -116,8 +116,8 @@ def drift(inputs: MetricInputs) -> dict[str, float]:
 
 
 def qp(inputs: MetricInputs) -> dict[str, float]:
-    """GradMA's server: how many constraints the momentum violated, how far the projection moved it, and the largest violation
-    that is left."""
+    """GradMA's server: how many constraints the momentum violated, how far the projection moved it, and the largest
+    violation that is left."""
     algo: Any = inputs.work.algo
     before = algo.beta1 * inputs.old.m.double() + inputs.r.avg(inputs.up.dx).double()
     after = inputs.new.m.double()

@@ -1,4 +1,4 @@
-"""All randomness of a run, as functions of (seed, round, client): nothing depends on who runs a client, or when."""
+"""All random numbers of a run. They depend on (seed, round, client) only, not on which process runs a client, or when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SAMPLING, BATCHES, ROLES, MODEL, AUGMENT, METHOD = range(6)
 
 
 def generator(seed: int, stream: int, t: int, client: int = 0) -> np.random.Generator:
-    """The generator of one purpose in round t (-1 is the warm-up) for one client."""
+    """The generator for one purpose (stream), round t (-1 is the warm-up) and client."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, stream, t + 1, client))))
 
 
@@ -22,7 +22,7 @@ def sample(seed: int, t: int, N: int, S: int) -> list[int]:
 
 
 def batch_order(rng: np.random.Generator, n: int, K: int, batch: int) -> tuple[np.ndarray, list[int]]:
-    """K mini-batches of n samples: fresh permutations, each cut into batches (the last of them may be short).
+    """K mini-batches from n samples. Each pass over the data is a new permutation, cut into batches; the last may be short.
 
     Returns the sample numbers of all batches in a row, and the size of each batch.
     """
@@ -40,5 +40,5 @@ def method_seed(seed: int, t: int, client: int) -> int:
 
 
 def model_seed(seed: int, t: int, client: int) -> int:
-    """Seeds what the model itself draws (dropout). A hash, since a SeedSequence would cost a tenth of a small step."""
+    """The seed for what the model itself draws (dropout). A hash: a SeedSequence would take a tenth of a small step."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {MODEL} {t} {client}".encode(), digest_size=7).digest())

@@ -1,9 +1,9 @@
-"""Clients spread over the actors of a Ray cluster, on this machine or on many.
+"""Runs the clients in the actors of a Ray cluster, on this machine or on many.
 
-An actor is a process with one thread that holds the model and the data, which lie in Ray's object store once per node. The
-driver puts what the server sends there once per round, and gets uploads and new client records back. Client memory itself
-stays with the driver, so a node that dies takes nothing with it: its clients are run again elsewhere, with the same bits.
-Uploads are not added up on the nodes: sums in another order than the clients' would have other bits.
+An actor is a process with one thread that holds the model and the data. The data lie in Ray's object store, once per node.
+The process that calls `run` is the driver. Once per exchange it puts what the server sends into the object store; uploads
+and new client records come back. Client memory stays with the driver, so nothing is lost when a node dies: other nodes run
+its clients again, with the same bits. The nodes do not add uploads up, because a sum in another order has other bits.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ try:
 except ImportError:
     raise ImportError("engine: 'ray' needs the package ray: pip install 'fedkeel[ray]'") from None
 
-DEATHS = 3  # of workers over one client, until the client is given up for the round
-AHEAD = 2  # calls a worker holds, so that it never waits for the next one
-WORTH = 0.1  # seconds of work that a call should have: its way there and back takes a few thousandths
-PATIENCE = 300.0  # seconds in which at least one worker must have started
+DEATHS = 3  # this many workers may die on a client before the client is dropped from the round
+AHEAD = 2  # calls that a worker holds, so that it need not wait for the next one
+WORTH = 0.1  # seconds of work that a call should hold: sending it takes a few milliseconds
+PATIENCE = 300.0  # seconds within which at least one worker must start
 
 
 def connect(address: str, cpus: int | None = None) -> Callable[[], None]:
-    """Joins the cluster at `address`, or starts one here ("local"). Returns what ends that again: it leaves a cluster that
-    was there before as it is, and a connection that this process had before, too."""
+    """Joins the cluster at `address`, or starts one on this machine ("local"). Returns a function that undoes this. It does
+    not stop a cluster, or close a connection of this process, that was there before."""
     if ray.is_initialized():
         ours = ray.get_runtime_context().gcs_address
         if address not in ("local", "auto", ours):
             raise ValueError(f"ray_address = {address!r} is not allowed: this process is already connected to {ours}")
         return lambda: None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or a cluster that we start would report to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise a cluster that we start would report to Ray's makers
     options: dict[str, Any] = {"num_cpus": cpus or cores(), "include_dashboard": False} if address == "local" else {}
     try:
         host, colon, port = address.rpartition(":")
-        if colon and "://" not in address:  # Ray itself would try for minutes
+        if colon and "://" not in address:  # a wrong address fails at once; Ray itself would try for minutes
             socket.create_connection((host, int(port)), timeout=5).close()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what later releases of Ray will do otherwise
+            warnings.simplefilter("ignore")  # Ray warns of changes in later releases
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except Exception as error:
         raise ValueError(f"ray_address = {address!r}: no cluster can be used there: {describe(error)}") from error
@@ -62,7 +62,7 @@ def connect(address: str, cpus: int | None = None) -> Callable[[], None]:
 
 
 def resources(S: int, workers: int | None, device: str) -> tuple[int, dict[str, Any]]:
-    """How many workers, and what each asks Ray for: a core, and its part of the GPUs where there are any."""
+    """The number of workers, and what each needs from Ray: a core, and an equal part of the GPUs if there are any."""
     total = ray.cluster_resources()
     cpus, gpus = int(total.get("CPU", 0)), 0 if device == "cpu" else int(total.get("GPU", 0))
     if cpus < 1:
@@ -74,19 +74,21 @@ def resources(S: int, workers: int | None, device: str) -> tuple[int, dict[str, 
 @dataclass
 class Worker:
     actor: Any
-    calls: deque[tuple[Any, list[int]]]  # (answer to come, positions of its clients), oldest first; its start has none
-    node: str = ""  # where it runs; empty until it has started
-    since: float = 0.0  # when the oldest of them was begun
+    calls: deque[
+        tuple[Any, list[int]]
+    ]  # (future answer, positions of its clients), oldest first; the call that starts the worker has no clients
+    node: str = ""  # the node that it runs on; empty until it has started
+    since: float = 0.0  # when its oldest call began
 
 
 @dataclass
 class Pending:
-    """One call of `run`."""
+    """The state of one call of `run`."""
 
     exchange: Exchange
-    down: Any  # where in the object store the broadcast lies
+    down: Any  # reference to what the server sends, in the object store
     uploads: Uploads
-    waiting: deque[list[int]]  # positions of clients that no worker has, call by call
+    waiting: deque[list[int]]  # calls that no worker has yet, each with the positions of its clients
     deaths: Counter[int] = field(default_factory=Counter)  # position -> workers that died while they held it
 
 
@@ -96,14 +98,14 @@ class Ray:
     ) -> None:
         self.work, self.store, self.timeout = work, store, timeout
         self.stacks = {stage: RecordStack(like, S).record for stage, like in work.upload_templates().items()}
-        setup, data = pack(work, store.initial)  # an error, if it cannot be sent, comes before a cluster is started
+        setup, data = pack(work, store.initial)  # first, so that what cannot be sent is an error before a cluster starts
         self.disconnect = connect(address, workers)
         try:
             self.setup = ray.put(setup), ray.put(data)
             count, options = resources(S, workers, device)
             self.make = ray.remote(Actor).options(max_restarts=0, scheduling_strategy="SPREAD", **options)
             self.failed = 0  # workers in a row that died before they had started
-            self.step_seconds: float | None = None  # what a local step takes
+            self.step_seconds: float | None = None  # of a local step, as measured in the last answer
             self.workers: list[Worker] = []
             self.workers += [self._start() for _ in range(count)]
             while not any(worker.node for worker in self.workers):
@@ -124,7 +126,7 @@ class Ray:
         down = ray.put((record_bytes(exchange.down), as_bytes(exchange.buffers)))
         now = Pending(exchange, down, Uploads(up, buffers, losses, {}, {}), deque(self._calls(exchange)))
         while now.waiting or any(positions for worker in self.workers for _, positions in worker.calls):
-            for held in range(AHEAD):  # one for everybody first
+            for held in range(AHEAD):  # first one call for each worker, then a second one
                 for worker in self.workers:
                     if worker.node and now.waiting and len(worker.calls) == held:
                         self._send(worker, now.waiting.popleft(), now)
@@ -133,11 +135,11 @@ class Ray:
         return now.uploads
 
     def _calls(self, exchange: Exchange) -> list[list[int]]:
-        """Positions of the clients of each call: one client, or as many as make it worth its while."""
-        # The longest first, so that the workers end together.
+        """Positions of the clients of each call: one client, or several if clients are short compared with a call."""
+        # Clients with many steps first, so that the workers finish at about the same time.
         order = sorted(range(len(exchange.ids)), key=lambda position: -exchange.K[position])
         count = len(order)
-        if self.step_seconds is not None and self.timeout is None:  # a limit is for one client
+        if self.step_seconds is not None and self.timeout is None:  # a timeout counts for one client
             worth = int(self.step_seconds * sum(exchange.K) / WORTH)
             count = min(count, worth if worth >= 4 * len(self.workers) else len(self.workers))
         return [order[start::count] for start in range(count)]
@@ -153,7 +155,7 @@ class Ray:
         worker.calls.append((worker.actor.run_clients.remote(now.down, tasks), positions))
 
     def _step(self, now: Pending | None) -> None:
-        """Waits for the next answer of any worker, and takes what is there."""
+        """Waits until a worker answers, takes all answers that are there, and replaces workers that are late."""
         busy = {worker.calls[0][0]: worker for worker in self.workers if worker.calls}
         ready, _ = ray.wait(list(busy), timeout=self._patience())
         for answer in ready:
@@ -176,8 +178,8 @@ class Ray:
     def _check_started(self) -> None:
         if time.monotonic() - min(worker.since for worker in self.workers) > PATIENCE:
             free, total = ray.available_resources(), ray.cluster_resources()
-            told = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
-            raise RuntimeError(f"ray: no worker could start within {PATIENCE:g} s; free in the cluster: {told}")
+            listed = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+            raise RuntimeError(f"ray: no worker could start within {PATIENCE:g} s; free in the cluster: {listed}")
 
     def _take(self, worker: Worker, answer: Any, now: Pending | None) -> None:
         positions = worker.calls[0][1]
@@ -185,7 +187,7 @@ class Ray:
             result = ray.get(answer)
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
-            if positions or isinstance(cause, RayError):  # the worker is gone, or its answer with its node
+            if positions or isinstance(cause, RayError):  # the worker is dead, or its answer is lost with its node
                 return self._replace(worker, now, describe(cause))
             raise RuntimeError(f"ray: a worker could not start: {describe(cause)}") from error
         worker.calls.popleft()
@@ -211,7 +213,7 @@ class Ray:
                 as_bytes(target)[:] = z[j]
 
     def _replace(self, worker: Worker, now: Pending | None, why: str, late: bool = False) -> None:
-        """A new worker for one that is gone; the clients that it held wait again."""
+        """Starts a new worker for one that is dead or late. The clients that it held wait again."""
         with contextlib.suppress(RayError):
             ray.kill(worker.actor)
         self.workers.remove(worker)
@@ -224,8 +226,8 @@ class Ray:
         self.workers.append(self._start())
 
     def _retry(self, calls: list[list[int]], now: Pending, guilty: bool, why: str, late: bool) -> None:
-        """The calls of a worker that is gone go back. The first, in which it ended, is tried again client by client, to
-        find out which of them it is; guilty: it may be one of them, and not the node's death."""
+        """Puts the calls of a dead worker back. The worker died in the first of them, so its clients are tried again one by
+        one, to find out which of them kills workers. guilty: False if the whole node died, which is no client's fault."""
         first, *rest = calls or [[]]
         now.deaths.update(first if guilty else [])
         now.waiting.extendleft(reversed(rest))

@@ -87,7 +87,7 @@ def _shared(data: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         return torch.from_numpy(data).view(dtype).view(shape)
 
 
-# What travels in an exchange --------------------------------------------------------------------------------------------------
+# What travels in an exchange ------------------------------------------------------------------------------------------
 
 
 class SentTask(NamedTuple):

@@ -1,4 +1,4 @@
-"""All clients of a round at once: the gradient is vmapped over them, everything else runs on [S, d] as it is written."""
+"""Runs all clients of an exchange at once: the gradient is vmapped over them, and the method's code runs on [S, d]."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fedkeel.errors import NotFinite, describe
 
 
 class Vectorized:
-    """Clients are grouped by their number of local steps, and by their batches where a loss needs whole ones; a group is one
-    call of the algorithm."""
+    """Clients with the same number of local steps form a group, and a group is one call of the method. A loss that needs
+    whole batches splits the groups further, by the number of samples."""
 
     def __init__(self, work: ClientWork, store: Store, compiled: bool = False) -> None:
         model = work.objective.model
@@ -32,7 +32,9 @@ class Vectorized:
             name = "compiled" if compiled else "vectorized"
             raise ValueError(f"engine: {name!r} cannot run this model: {reason}; use 'sequential' or 'processes'")
         self.work, self.store = work, store
-        self.largest = int(work.fed.sizes.max())  # samples of a client; made once, for a round must not cost O(N)
+        self.largest = int(
+            work.fed.sizes.max()
+        )  # samples of a client; computed once, because the cost of a round must not grow with N
         self.oracle = ManyOracle(work.objective, compiled)
 
     def run(self, exchange: Exchange) -> Uploads:
@@ -49,7 +51,7 @@ class Vectorized:
             try:
                 up, new, losses = self._group(exchange, ids, K, drawn, mem)
             except Exception as error:
-                if len(positions) > 1:  # one of them is to blame: each on its own
+                if len(positions) > 1:  # one of them failed: run each alone to find out which
                     groups += [[position] for position in positions]
                 else:
                     uploads.faults[positions[0]] = describe(error)
@@ -70,20 +72,21 @@ class Vectorized:
         return uploads
 
     def _kind(self, client: int, K: int) -> tuple[int, int]:
-        """Clients of one kind can be run at once: with as many steps, and batches as large unless they can be padded."""
+        """Clients of the same kind can run at once: they have equally many steps, and equally large batches unless short
+        batches can be padded."""
         return K, self.work.fed.size(client) if self.work.objective.each is None else 0
 
     def _group(
         self, exchange: Exchange, ids: Sequence[int], K: int, drawn: dict[str, np.ndarray], mem: Any
     ) -> tuple[Any, Any, Tensor]:
-        """Runs some clients of a round, all with the same K, at once; mem is [S, ...] -> (up, mem, losses [S])."""
+        """Runs clients with the same K at once; mem is [S, ...] -> (up, mem, losses [S])."""
         work, model = self.work, self.work.objective.model
         numbers = [work.batch_numbers(exchange.t, client, K) for client in ids]
         x, y, rows = self._pool(exchange.t, ids, [order for order, _ in numbers])
         parts = [_cut(mine, sizes) for mine, (_, sizes) in zip(rows, numbers, strict=True)]
         if len(numbers[0][1]) < K:
             batches = [self._padded(x, y, rows)] * K
-        elif work.objective.each is None:  # as large as they are: the loss must not see padding
+        elif work.objective.each is None:  # without padding, which the loss would count
             batches = [self._padded(x, y, [part[k] for part in parts]) for k in range(K)]
         else:
             # The same shape in every round, so that a compiled gradient is compiled once.
@@ -106,7 +109,7 @@ class Vectorized:
         return up, new, losses
 
     def _pool(self, t: int, ids: Sequence[int], numbers: Sequence[np.ndarray]) -> tuple[Tensor, Tensor, list[np.ndarray]]:
-        """Where the samples of these clients lie: x and y, and the rows of every client in them."""
+        """(x, y, rows of every client): x[rows[j]] are the samples of client ids[j]."""
         fed = self.work.fed
         if fed.augment is None:
             rows = [fed.rows(client, mine) for client, mine in zip(ids, numbers, strict=True)]
@@ -121,7 +124,7 @@ class Vectorized:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of several clients as [S, B, ...]; short ones repeat their first row with weight 0.
 
-        of: the rows that these are a part of, if the mean is over those.
+        of: all rows of each client, if `rows` are only a part and the mean is over all.
         """
         width = width or max(map(len, rows))
         if not of and all(len(mine) == width for mine in rows):
@@ -155,7 +158,7 @@ class Vectorized:
 
 
 def _cut(rows: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Pieces of these sizes; numpy's own split is slower, by a few hundredths of a small round."""
+    """Pieces of these sizes. numpy's split would take a few hundredths of a small round."""
     return [rows[start:stop] for start, stop in itertools.pairwise(itertools.accumulate(sizes, initial=0))]
 
 
@@ -163,7 +166,7 @@ def not_finite(up: Any, new: Any) -> dict[int, str]:
     """Rows of records [S, ...] that contain NaN or infinity, and why."""
     sums = torch.stack([z.flatten(1).sum(1).float() for record in (up, new) if record is not None for z in record])
     found = {}
-    for row in (~sums.isfinite().all(0)).nonzero().flatten().tolist():  # or a sum that overflows
+    for row in (~sums.isfinite().all(0)).nonzero().flatten().tolist():  # the sum of finite numbers may also overflow
         try:
             check_finite(*(None if record is None else type(record)(*(z[row] for z in record)) for record in (up, new)))
         except NotFinite as error:

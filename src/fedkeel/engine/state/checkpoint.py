@@ -1,5 +1,6 @@
-"""A checkpoint: the state of a run in one safetensors file, which is replaced atomically. Client memory lies in a file of its
-own beside it (store.py).
+"""A checkpoint: the state of a run in one safetensors file, which is replaced atomically.
+
+Client memory lies in another file beside it (store.py).
 
 A checkpoint also holds the run's identity: settings, method, model and data. A run that resumes must have the same one.
 """

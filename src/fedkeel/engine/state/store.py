@@ -1,8 +1,8 @@
 """Client memory: the record of every client that has taken part, in shared memory or in a file.
 
-The store never overwrites a record. A new record goes to a free slot, and `commit` makes it the client's record. The old slot
-becomes free as soon as no checkpoint needs it. So a client that fails keeps its old record, and a kill at any moment leaves
-everything that the last checkpoint points to.
+The store never overwrites a record. A new record goes to a free slot, and `commit` makes it the client's record. The old
+slot becomes free as soon as no checkpoint needs it. So a client that fails keeps its old record, and a kill at any moment
+leaves everything that the last checkpoint points to.
 
 A file starts with random bytes, its name. The checkpoint holds the same name. So a resumed run notices if somebody has
 replaced the file.
@@ -126,8 +126,8 @@ class Store:
         return index | {f"store.initial.{name}": z.cpu() for name, z in self._first().items()}
 
     def _first(self) -> dict[str, Tensor]:
-        """The fields of a new client's record. A checkpoint keeps them, because the record may depend on the initial model, and
-        a script that resumes may make its model with other weights."""
+        """The fields of a new client's record. A checkpoint keeps them: the record may depend on the initial model, and a
+        script that resumes may make its model with other weights."""
         return {} if self.initial is None else self.initial._asdict()
 
     def pin(self) -> None:

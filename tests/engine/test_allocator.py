@@ -1,0 +1,40 @@
+"""The allocator's setting, and how to switch it off."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from fedkeel.engine.allocator import OPTIONS, keep_freed_memory
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What is passed to mallopt."""
+    made: list[tuple[int, int]] = []
+    libc = SimpleNamespace(mallopt=lambda option, value: made.append((option, value)))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
+    return made
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
+@pytest.mark.parametrize("value", [None, "1"])
+def test_the_allocator_keeps_memory(
+    calls: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.delenv("FEDKEEL_MALLOPT", raising=False)
+    if value is not None:
+        monkeypatch.setenv("FEDKEEL_MALLOPT", value)
+    keep_freed_memory()
+    assert dict(calls) == OPTIONS
+
+
+def test_an_environment_variable_leaves_the_allocator_alone(
+    calls: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDKEEL_MALLOPT", "0")
+    keep_freed_memory()
+    assert calls == []
