@@ -8,7 +8,9 @@ import pytest
 
 from fedkeel.old_paths import GONE, MOVED
 
-PATHS = [(module, name, place) for table in (GONE, MOVED) for module, names in table.items() for name, place in names.items()]
+PATHS = [
+    (module, name, place) for table in (GONE, MOVED) for module, names in table.items() for name, place in names.items()
+]
 
 
 @pytest.mark.parametrize(("module", "name", "place"), PATHS, ids=lambda z: z)

@@ -60,9 +60,7 @@ MOVED: dict[str, dict[str, str]] = {
 class OldPaths(MetaPathFinder, Loader):
     """Finds the modules of the tables above."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname in GONE:
             return ModuleSpec(fullname, self)
         if fullname not in MOVED:

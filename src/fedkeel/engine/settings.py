@@ -167,7 +167,17 @@ class Settings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide about the trained weights, as checkpoints have held them since version 0.1.0."""
-        names = ("cohort", "local_steps", "local_epochs", "batch_size", "weight_decay", "lr_decay", "clip", "weights", "seed")
+        names = (
+            "cohort",
+            "local_steps",
+            "local_epochs",
+            "batch_size",
+            "weight_decay",
+            "lr_decay",
+            "clip",
+            "weights",
+            "seed",
+        )
         values = {name: getattr(self, name) for name in names}
         return values | {"local_epochs": self.local_epochs or 1, "batch_size": self.batch}
 
@@ -263,7 +273,9 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
             raise refuse("metrics", value, allowed(field))
         return list(value)
     if field.name == "device":  # torch itself says whether there is such a device
-        if isinstance(value, bool) or not (value is None or isinstance(value, str | int) or type(value).__name__ == "device"):
+        if isinstance(value, bool) or not (
+            value is None or isinstance(value, str | int) or type(value).__name__ == "device"
+        ):
             raise refuse("device", value, allowed(field))
         return value
     if field.name == "batch_size":

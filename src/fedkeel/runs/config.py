@@ -9,15 +9,12 @@ import dataclasses
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from fedkeel.core.hyperparameters import allowed
 from fedkeel.engine.settings import LOCAL_STEPS, Settings, setting
 from fedkeel.errors import nearest, refuse
 from fedkeel.files import read_toml
-
-if TYPE_CHECKING:
-    from fedkeel.core.algorithm import Algorithm
 
 PRETRAINED = "hf:"  # the name of a model that is loaded with its weights starts with this
 # A new value of the key makes the old values of these meaningless.
@@ -87,9 +84,7 @@ class RunConfig(Settings):
     beta_b: float | None = setting(
         None, "Split beta: this is b of Beta(a, b).", group="Data", example=1.5, above=0, filled=5.0
     )
-    per_client: int | None = setting(
-        None, "Split shards: shards of a client.", group="Data", example=3, least=1, filled=2
-    )
+    per_client: int | None = setting(None, "Split shards: shards of a client.", group="Data", example=3, least=1, filled=2)
     split_seed: int = setting(
         0,
         "Seed of the split alone: `seed` changes initial weights, sampling and batches, never which client has which samples.",
@@ -107,9 +102,7 @@ class RunConfig(Settings):
         example="resnet18-gn",
         allowed="a name",
     )
-    length: int = setting(
-        128, "Tokens of a text. Longer texts are cut off.", group="Text", example=256, least=1
-    )
+    length: int = setting(128, "Tokens of a text. Longer texts are cut off.", group="Text", example=256, least=1)
     lora_rank: int | None = setting(
         None, "Models hf:NAME: rank of the adapters.", group="Text", example=8, least=1, filled=16
     )
@@ -148,7 +141,7 @@ class RunConfig(Settings):
         allowed="a table of numbers, words, true or false",
     )
 
-    method: ClassVar[Algorithm | None] = None  # `resolve` sets it: the method with these hyper-parameters
+    method: ClassVar[Any] = None  # `resolve` sets it: the Algorithm with these hyper-parameters
     _given: ClassVar[frozenset[str]] = frozenset()  # the names of the values that were given
 
     def __init__(self, **values: Any) -> None:
@@ -193,8 +186,7 @@ class RunConfig(Settings):
 
 # All settings, in the order of files and help: those with names first.
 SETTINGS: dict[str, dataclasses.Field[Any]] = {
-    one.name: one
-    for one in sorted(dataclasses.fields(RunConfig), key=lambda one: one.name in Settings.__dataclass_fields__)
+    one.name: one for one in sorted(dataclasses.fields(RunConfig), key=lambda one: one.name in Settings.__dataclass_fields__)
 }
 # The options of splits and of pretrained models, with the values that `resolve` fills in.
 SPLIT_OPTIONS, LORA_OPTIONS = (
@@ -261,9 +253,7 @@ def resolve(config: RunConfig) -> RunConfig:
     algo = make(config.algorithm, **config.hyperparameters)
     config.check_with(algo, config.clients)
     # A method may refuse its plan. Better now than after the data are loaded, when the run makes the plan it uses.
-    algo.plan(
-        Plan(N=config.clients, S=config.largest_cohort(config.clients), K=config.local_steps or 1, T=config.rounds)
-    )
+    algo.plan(Plan(N=config.clients, S=config.largest_cohort(config.clients), K=config.local_steps or 1, T=config.rounds))
     plain = {key: value for key, value in dataclasses.asdict(algo).items() if value is not None}  # type: ignore[call-overload]
     resolved = with_lora_defaults(with_split_defaults(config)).changed(hyperparameters=plain)
     object.__setattr__(resolved, "method", algo)

@@ -86,16 +86,13 @@ def train(
     from fedkeel.engine.train import seeded, train_checked
 
     config = resolve(config)
-    assert config.method is not None
     check_out(out, resume)
     make, fed = _parts(config, fed)
     # An error in the model's name or size must come before the old run is removed.
     model = seeded(make, config.seed)
     if out is not None and fresh:
         directory.clear(Path(out))
-    return train_checked(
-        model, fed, config.method, config, config.as_dict(), out=out, resume=resume, progress=progress
-    )
+    return train_checked(model, fed, config.method, config, config.as_dict(), out=out, resume=resume, progress=progress)
 
 
 def resume(path: str | Path, *, progress: bool | Callable[[dict[str, Any]], None] = True, **changes: Any) -> Run:
