@@ -87,7 +87,7 @@ class RunConfig(Settings):
     per_client: int | None = setting(None, "Split shards: shards of a client.", group="Data", example=3, least=1, filled=2)
     split_seed: int = setting(
         0,
-        "Seed of the split alone: `seed` changes initial weights, sampling and batches, never which client has which samples.",
+        "Seed of the split alone: `seed` changes initial weights, sampling and batches, never who has which samples.",
         group="Data",
         example=1,
         least=0,
@@ -133,7 +133,7 @@ class RunConfig(Settings):
     algorithm: str = setting(
         "fedavg", "Method; `fedkeel algorithms` lists them.", group="Method", example="fedlada", allowed="a name"
     )
-    hyperparameters: dict[str, bool | int | float | str] = setting(
+    hyperparameters: dict[str, bool | int | float | str] = setting(  # noqa: RUF009
         {},
         "Hyper-parameters of the method.",
         group="Method",
