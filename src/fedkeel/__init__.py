@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedkeel import old_paths
+
 __version__ = "0.1.0"
 
 # Looked up on first use, so that `import fedkeel` and `fedkeel --help` do not wait for torch.
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from fedkeel.engine.train import train
     from fedkeel.errors import RoundError
     from fedkeel.runs.from_config import resume
+
+old_paths.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -120,6 +120,7 @@ class Settings:
         "What runs the clients: auto (measures and chooses), sequential, vectorized, compiled, processes or ray.",
         group="Engine",
         example="processes",
+        allowed="one of " + ", ".join(ENGINES),
     )
     device: str = setting(
         "auto",
@@ -190,7 +191,7 @@ class Settings:
         check_engine(self.engine)
         if self.timeout is not None and self.engine in IN_PROCESS and not remote:
             raise ValueError(
-                f"timeout = {self.timeout:g} is not allowed with engine = {self.engine!r}; it is for 'processes' and 'ray'"
+                f"timeout = {self.timeout} is not allowed with engine = {self.engine!r}; it is for 'processes' and 'ray'"
             )
         if self.ray_address != "local" and self.engine != "ray":
             raise ValueError(

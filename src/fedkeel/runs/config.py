@@ -9,15 +9,12 @@ import dataclasses
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from fedkeel.core.hyperparameters import allowed
 from fedkeel.engine.settings import LOCAL_STEPS, Settings, setting
 from fedkeel.errors import nearest, refuse
 from fedkeel.files import read_toml
-
-if TYPE_CHECKING:
-    from fedkeel.core.algorithm import Algorithm
 
 PRETRAINED = "hf:"  # the name of a model that is loaded with its weights starts with this
 # A new value of the key makes the old values of these meaningless.
@@ -90,7 +87,7 @@ class RunConfig(Settings):
     per_client: int | None = setting(None, "Split shards: shards of a client.", group="Data", example=3, least=1, filled=2)
     split_seed: int = setting(
         0,
-        "Seed of the split alone: `seed` changes initial weights, sampling and batches, never which client has which samples.",
+        "Seed of the split alone: `seed` changes initial weights, sampling and batches, never who has which samples.",
         group="Data",
         example=1,
         least=0,
@@ -136,7 +133,7 @@ class RunConfig(Settings):
     algorithm: str = setting(
         "fedavg", "Method; `fedkeel algorithms` lists them.", group="Method", example="fedlada", allowed="a name"
     )
-    hyperparameters: dict[str, bool | int | float | str] = setting(
+    hyperparameters: dict[str, bool | int | float | str] = setting(  # noqa: RUF009
         {},
         "Hyper-parameters of the method.",
         group="Method",
@@ -144,7 +141,7 @@ class RunConfig(Settings):
         allowed="a table of numbers, words, true or false",
     )
 
-    method: ClassVar[Algorithm | None] = None  # `resolve` sets it: the method with these hyper-parameters
+    method: ClassVar[Any] = None  # `resolve` sets it: the Algorithm with these hyper-parameters
     _given: ClassVar[frozenset[str]] = frozenset()  # the names of the values that were given
 
     def __init__(self, **values: Any) -> None:

@@ -86,7 +86,6 @@ def train(
     from fedkeel.engine.train import seeded, train_checked
 
     config = resolve(config)
-    assert config.method is not None
     check_out(out, resume)
     make, fed = _parts(config, fed)
     # An error in the model's name or size must come before the old run is removed.
