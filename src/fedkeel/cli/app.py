@@ -273,7 +273,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     if hasattr(error, "format_message"):  # typer's own: a missing argument, an unknown command
         return error.format_message(), 2
     message = "; ".join([str(error), *getattr(error, "__notes__", ())])
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError) or type(error) is ImportError:  # ours: an optional package is missing
         return message, 2
     from fedkeel.errors import StorageError
 

@@ -1,6 +1,7 @@
 """Models by name, sized to the data that you train them on.
 
-Each model is an nn.Sequential of blocks: methods such as MOON and FedMLB look at what goes from block to block (core/features.py).
+Each model is an nn.Sequential of blocks. Methods such as MOON and FedMLB look at what goes from block to block
+(core/features.py).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class TextReader(nn.Module):
 
 
 class CharacterReader(nn.Module):
-    """Embedding and two-layer LSTM: [n, L] -> [n, hidden], the last output. There is no padding: id 0 is a character, too."""
+    """Embedding and two-layer LSTM: [n, L] -> [n, hidden], the last output. Id 0 is a character, not padding."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int) -> None:
         super().__init__()

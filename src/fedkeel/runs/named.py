@@ -37,7 +37,7 @@ def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[],
 
 def _readable(config: RunConfig, fed: Federation) -> Federation:
     """The federation with token ids in the place of texts."""
-    from fedkeel.data.texts import Texts, Words, tokenised
+    from torch import Tensor
 
     tokenizer: Any = None
     if config.model.startswith(PRETRAINED):
@@ -45,8 +45,10 @@ def _readable(config: RunConfig, fed: Federation) -> Federation:
 
         need_extra()
         tokenizer = load_tokenizer(config.model.removeprefix(PRETRAINED))
-    if isinstance(fed.x, Texts):
-        return tokenised(fed, tokenizer or Words(fed.x), config.length)
+    if not isinstance(fed.x, Tensor):
+        from fedkeel.data.tokens import WordTokenizer, tokenised
+
+        return tokenised(fed, tokenizer or WordTokenizer(fed.x), config.length)
     if tokenizer and fed.vocabulary != tokenizer.vocabulary:
         raise ValueError(f"model: {config.model!r} reads texts, and data {config.data!r} are none")
     return fed
