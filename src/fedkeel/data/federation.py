@@ -43,18 +43,15 @@ class Federation:
     offsets: np.ndarray  # [N + 1]
     order: np.ndarray | None = None  # [n]
     test: tuple[Tensor, Tensor] | None = None
-    origin: dict[str, Any] = field(
-        default_factory=dict
-    )  # name of the data, split and its options; empty if you passed arrays
+    origin: dict[str, Any] = field(default_factory=dict)  # data, split and its options; empty for arrays that you passed
     prepare: Prepare | None = None  # applied to every batch, in training and evaluation
     augment: Augment | None = None  # applied before `prepare`, and only to the mini-batches of training
     classes: int | None = None  # how many
     vocabulary: int | None = None  # for token ids: how many different ones there are
 
     def __post_init__(self) -> None:
-        self.sizes = np.diff(
-            self.offsets
-        )  # [N] samples of every client; computed once, so that the cost of a round does not grow with N
+        # [N] samples of every client. Computed once: the cost of a round must not grow with N.
+        self.sizes: np.ndarray = np.diff(self.offsets)
         empty = np.flatnonzero(self.sizes == 0)
         if len(self) == 0:
             raise ValueError("clients: there are none; give at least one (x, y) pair")
@@ -102,7 +99,7 @@ class Federation:
 
     def rows(self, client: int, numbers: np.ndarray) -> np.ndarray:
         """Sample numbers of a client -> rows of x and y."""
-        places = self.offsets[client] + numbers
+        places: np.ndarray = self.offsets[client] + numbers
         return places if self.order is None else self.order[places]
 
     def take(self, client: int, numbers: np.ndarray | None) -> tuple[Tensor, Tensor]:
@@ -121,14 +118,14 @@ class Federation:
     def fingerprint(self) -> str:
         """A hash of all labels, of the split, and of up to 8191 inputs at regular distances."""
         digest = hashlib.blake2b(digest_size=16)
-        parts = [self.offsets, self.order]
+        parts: list[Any] = [self.offsets, self.order]
         for x, y in [(self.x, self.y)] + ([] if self.test is None else [self.test]):
             parts += [x[:: max(1, len(x) // 4096)], y]
         for part in parts:
             if part is not None:
                 z = torch.as_tensor(part).cpu().contiguous()
                 digest.update(f"{z.dtype}{tuple(z.shape)}".encode())
-                digest.update(memoryview(z.reshape(-1).view(torch.uint8).numpy()))  # bytes: numpy has no bfloat16
+                digest.update(z.reshape(-1).view(torch.uint8).numpy().data)  # as bytes, because numpy has no bfloat16
         for step in (self.prepare, self.augment):
             if step is not None:
                 digest.update(_identity(step).encode())
@@ -195,13 +192,12 @@ def _tensor(z: Any) -> Tensor:
         z = z.to_numpy()
     if isinstance(z, np.ndarray) and (not z.flags.writeable or min(z.strides, default=0) < 0):
         z = z.copy()
-    z = torch.as_tensor(z).detach()
-    return z.long() if z.dtype in UNSIGNED else z
+    tensor: Tensor = torch.as_tensor(z).detach()
+    return tensor.long() if tensor.dtype in UNSIGNED else tensor
 
 
 def _same_shapes(pair: tuple[Tensor, Tensor], first: tuple[Tensor, Tensor], where: str) -> None:
     for what, z, of_first in zip(("samples", "targets"), pair, first, strict=True):
         if z.shape[1:] != of_first.shape[1:]:
-            raise ValueError(
-                f"{where}: {what} have shape {list(z.shape[1:])}, those of client 0 have {list(of_first.shape[1:])}"
-            )
+            theirs = f"those of client 0 have {list(of_first.shape[1:])}"
+            raise ValueError(f"{where}: {what} have shape {list(z.shape[1:])}, {theirs}")

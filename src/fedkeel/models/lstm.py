@@ -18,8 +18,8 @@ class TextReader(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         real = tokens != PADDING
         outputs, _ = self.lstm(self.embedding(tokens))
-        kept = outputs * real.unsqueeze(-1)
-        return kept.sum(1) / real.sum(1, keepdim=True).clamp_min(1)
+        total: Tensor = (outputs * real.unsqueeze(-1)).sum(1)
+        return total / real.sum(1, keepdim=True).clamp_min(1)
 
 
 class CharacterReader(nn.Module):
@@ -31,7 +31,7 @@ class CharacterReader(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
 
     def forward(self, characters: Tensor) -> Tensor:
-        outputs, _ = self.lstm(self.embedding(characters))
+        outputs: Tensor = self.lstm(self.embedding(characters))[0]
         return outputs[:, -1]
 
 

@@ -31,7 +31,8 @@ class Residual(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.body(x) + self.shortcut(x)).relu()
+        out: Tensor = self.body(x) + self.shortcut(x)
+        return out.relu()
 
 
 def resnet18(shape: ImageShape, classes: int, norm: Norm = two_groups) -> nn.Module:

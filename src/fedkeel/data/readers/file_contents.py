@@ -13,15 +13,16 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from fedkeel.data.arrays import Arrays
 
 # What parsers raise if a file is damaged.
-DAMAGED = (EOFError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, ImportError)
-DAMAGED += (zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, pickle.UnpicklingError)
+DAMAGED: tuple[type[Exception], ...] = (EOFError, OSError, ValueError, KeyError, TypeError, IndexError)
+DAMAGED += (AttributeError, ImportError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
+DAMAGED += (pickle.UnpicklingError,)
 
 
 def broken(path: Path, why: object) -> ValueError:
@@ -39,11 +40,11 @@ def reading(path: Path) -> Iterator[None]:
         raise broken(path, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
 
-def opened(path: Path) -> IO[bytes]:
+def opened(path: Path) -> BinaryIO:
     """The file, open for reading its unpacked bytes."""
     if path.suffix == ".gz":
-        return gzip.open(path)
-    return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
+        return cast(BinaryIO, gzip.open(path))
+    return cast(BinaryIO, lzma.open(path)) if path.suffix == ".xz" else path.open("rb")
 
 
 def contents(path: Path) -> bytes:
