@@ -18,8 +18,8 @@ _PUBLIC = {
     "Run": "fedkeel.engine.result:Run",
     "algorithm": "fedkeel.core.registry:make",
     "algorithms": "fedkeel.core.registry:algorithms",
-    "from_csv": "fedkeel.data.own_files:from_csv",
-    "from_folder": "fedkeel.data.own_files:from_folder",
+    "from_csv": "fedkeel.data.readers.csv_table:from_csv",
+    "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
     "load": "fedkeel.data.load:load",
     "resume": "fedkeel.runs.from_config:resume",
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from fedkeel.core.registry import make as algorithm
     from fedkeel.data.federation import Dataset, Federation
     from fedkeel.data.load import load
-    from fedkeel.data.own_files import from_csv, from_folder
+    from fedkeel.data.readers.csv_table import from_csv
     from fedkeel.data.readers.hub import from_hub
+    from fedkeel.data.readers.picture_folder import from_folder
     from fedkeel.engine.result import Run
     from fedkeel.engine.train import train
     from fedkeel.errors import RoundError

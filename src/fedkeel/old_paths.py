@@ -28,7 +28,10 @@ GONE: dict[str, dict[str, str]] = {
         "unit_step": "fedkeel.rules.normalized:unit_step",
     },
     "fedkeel.data.hub": {"from_hub": "fedkeel.data.readers.hub:from_hub"},
-    "fedkeel.data.own": {name: f"fedkeel.data.own_files:{name}" for name in ("from_csv", "from_folder")},
+    "fedkeel.data.own": {
+        "from_csv": "fedkeel.data.readers.csv_table:from_csv",
+        "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
+    },
     "fedkeel.data.sources": {"load": "fedkeel.data.load:load"},
     "fedkeel.engine.faults": {"RoundError": "fedkeel.errors:RoundError"},
     "fedkeel.engine.run": {"Run": "fedkeel.engine.result:Run"},

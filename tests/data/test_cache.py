@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fedkeel.data import cache
+from fedkeel.data.arrays import Arrays
 from fedkeel.data.cache import cached
-from fedkeel.data.readers.files import Arrays
 
 
 class Reader:

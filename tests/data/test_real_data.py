@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.data.load import locate
+from fedkeel.data.named_sets import locate
 from fedkeel.data.texts import Texts
 
 pytestmark = pytest.mark.slow

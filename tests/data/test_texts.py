@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from fedkeel.data.federation import Dataset
-from fedkeel.data.texts import PAIR, WORDS, Texts, Words, tokenised
+from fedkeel.data.texts import PAIR, Texts
+from fedkeel.data.tokens import WORDS, WordTokenizer, tokenised
 
 STRINGS = ["The cat, the dog.", "", "naïve 日本", f"Is it?{PAIR}It is.", "the the the cat"]
 
@@ -48,7 +49,7 @@ def data(strings=STRINGS, test=("a cat unheard of",)):
 
 def test_words_are_numbered_by_how_often_they_occur(cache):
     made = data()
-    words = Words(made.x)
+    words = WordTokenizer(made.x)
     names = words.tokenizer.get_vocab()
     assert sorted(names.values()) == list(range(words.vocabulary))
     assert (names["[PAD]"], names["[UNK]"], names["[SEP]"], names["the"]) == (0, 1, 2, 3)
@@ -66,19 +67,19 @@ def test_words_are_numbered_by_how_often_they_occur(cache):
 def test_words_are_the_same_whatever_is_kept(cache, monkeypatch):
     rng = np.random.default_rng(0)
     strings = [" ".join(f"w{z}" for z in rng.zipf(1.3, size=30) % 20_000) for _ in range(1000)]
-    first = tokenised(data(strings), Words(Texts.from_strings(strings)), 20)
+    first = tokenised(data(strings), WordTokenizer(Texts.from_strings(strings)), 20)
     assert first.vocabulary <= WORDS
     monkeypatch.setenv("FEDKEEL_CACHE", str(cache.parent / "other"))
-    again = tokenised(data(strings), Words(Texts.from_strings(strings)), 20)
+    again = tokenised(data(strings), WordTokenizer(Texts.from_strings(strings)), 20)
     assert torch.equal(first.x, again.x)
-    monkeypatch.setattr(Words, "_train", lambda self: pytest.fail("trained twice"))
-    monkeypatch.setattr(Words, "encode", lambda *_: pytest.fail("tokenised twice"))
-    kept = tokenised(data(strings), Words(Texts.from_strings(strings)), 20)
+    monkeypatch.setattr(WordTokenizer, "_train", lambda self: pytest.fail("trained twice"))
+    monkeypatch.setattr(WordTokenizer, "encode", lambda *_: pytest.fail("tokenised twice"))
+    kept = tokenised(data(strings), WordTokenizer(Texts.from_strings(strings)), 20)
     assert torch.equal(first.x, kept.x)
     assert kept.vocabulary == first.vocabulary
 
 
 def test_nothing_need_be_kept(cache, monkeypatch):
     cache.write_text("a file where the folder should be")
-    x = tokenised(data(), Words(data().x), 6)
+    x = tokenised(data(), WordTokenizer(data().x), 6)
     assert x.x[4, :4].unique().numel() == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fedkeel as fk
 from fedkeel.engine.runners.vectorized import cannot_vectorize
-from fedkeel.models import DENSE, IMAGES, MODELS, TEXT, make_model
+from fedkeel.models import DENSE, IMAGES, MODELS, TEXT, make_model, model_function
 from fedkeel.models.lenet import SMU
-from fedkeel.models.pool import MaxPool
+from fedkeel.models.max_pool import MaxPool
 from fedkeel.models.resnet import Residual, two_groups
 from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
@@ -43,8 +42,7 @@ def on_meta(name: str, shape: tuple[int, ...], classes: int, vocabulary: int | N
 
 
 def docstring(name: str) -> str:
-    make = {**DENSE, **{key: make for key, (make, _) in IMAGES.items()}, **TEXT}[name]
-    return (make.func if isinstance(make, partial) else make).__doc__ or ""
+    return model_function(name).__doc__ or ""
 
 
 def small(name: str) -> tuple[tuple[int, ...], int | None]:

@@ -159,7 +159,8 @@ def _value(value: Any) -> str:
 
 def dataset_table(data_dir: str | None = None) -> None:
     """All data sets and whether they can be had here, without loading any."""
-    from fedkeel.data.load import CATALOGUE, data_folder, digits, locate
+    from fedkeel.data.load import data_folder, digits
+    from fedkeel.data.named_sets import CATALOGUE, locate
 
     folder, screen = data_folder(data_dir), console()
     wide = screen.width >= WIDE

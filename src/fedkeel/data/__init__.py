@@ -1,1 +1,1 @@
-"""Data sets, their partitions among clients, and the federation that engines train on."""
+"""Data sets, their splits among clients, and the federation that engines train on."""

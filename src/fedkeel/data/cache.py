@@ -1,7 +1,7 @@
-"""Parsed arrays, written once and mapped into memory ever after.
+"""Arrays that are parsed once, written to disk, and mapped into memory from then on.
 
-A data set is a folder of .npy files whose name holds a hash of the sizes and times of the files it was read from, so that a
-changed file is read again. It appears by a rename: another process sees all of it or nothing.
+A data set is a folder of .npy files. Its name holds a hash of the sizes and times of the files that it was read from, so
+a changed file is parsed again. The folder appears by a rename, so another process sees all of it or nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.data.readers.files import Arrays, stamps
+from fedkeel.data.arrays import Arrays
 
-FORMAT = 1  # part of the hash: a new number makes all that was written before unknown
-UNUSABLE = (OSError, ValueError, EOFError)  # what a folder that is not there or damaged makes numpy raise
+FORMAT = 1  # part of the hash: with another number, everything that was written before is ignored
+UNUSABLE = (OSError, ValueError, EOFError)  # what numpy raises if a folder is missing or damaged
 log = logging.getLogger("fedkeel")
 _complained = False
 
@@ -30,9 +30,9 @@ def folder() -> Path:
 
 
 def cached(name: str, reader: str, paths: Sequence[Path | None], read: Callable[[], Arrays]) -> Arrays:
-    """The arrays that `read` makes of these files: from the cache, or parsed and put there.
+    """The arrays that `read` makes of these files. They come from the cache, or are parsed and put there.
 
-    reader: names what parses them, so that two readings of one file are told apart.
+    reader: identifies how the files are parsed. Two ways to read the same file need two words.
     """
     facts = [FORMAT, reader, *(stamps(path) if path else None for path in paths)]
     key = hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
@@ -48,10 +48,45 @@ def cached(name: str, reader: str, paths: Sequence[Path | None], read: Callable[
         return arrays
 
 
+def cached_array(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """One array, memory-mapped. It is made if the cache does not have it, and stays in memory if nothing can be written."""
+    path = folder() / name
+    if not path.exists():
+        made = make()
+        part = path.with_name(f"{os.getpid()}-{name}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(part, made)
+            os.replace(part, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            return made
+    array: np.ndarray = np.load(path, mmap_mode="c")  # copy on write: torch warns about read-only arrays
+    return array
+
+
+def stamps(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of a file, or of all files below a folder."""
+    if not path.is_dir():
+        stat = path.stat()
+        return [(path.name, stat.st_size, stat.st_mtime_ns)]
+    files, folders = [], [str(path)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    folders.append(entry.path)
+                else:
+                    stat = entry.stat()
+                    files.append((entry.path, stat.st_size, stat.st_mtime_ns))
+    return sorted(files)
+
+
 def _mapped(place: Path) -> Arrays:
     if not (place / "y.npy").exists():
         raise FileNotFoundError(place)
-    # Copy on write: torch wants arrays that could be written to, the file stays as it is.
+    # Copy on write: torch needs arrays that can be written to, and the file must not change.
     return {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in sorted(place.glob("*.npy"))}
 
 
@@ -67,7 +102,7 @@ def _write(place: Path, arrays: Arrays) -> None:
 
 
 def _publish(temporary: Path, place: Path) -> None:
-    """Moves a complete folder to its place; a damaged one there gives way, that of a faster process is kept."""
+    """Moves a complete folder to its place. It replaces a damaged folder there, but not a good one of a faster process."""
     try:
         temporary.rename(place)
     except OSError:

@@ -1,4 +1,4 @@
-"""Clients and their data: one pair of arrays for all, and the rows that belong to each client."""
+"""Clients and their data: one pair of arrays for all clients, and the rows that belong to each client."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fedkeel.data.partition import partition
 
-UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch can do next to nothing with them
-Prepare = Callable[[Tensor], Tensor]  # samples [B, ...] as they are stored -> as the model takes them
-Augment = Callable[[Tensor, np.random.Generator], Tensor]  # stored samples [B, ...] -> the same, changed at random
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has almost no operations for them
+Prepare = Callable[[Tensor], Tensor]  # stored samples [B, ...] -> what the model takes
+Augment = Callable[[Tensor, np.random.Generator], Tensor]  # stored samples [B, ...] -> the same samples, changed at random
 
 
 @dataclass(frozen=True)
@@ -32,28 +32,32 @@ class ClientData:
 
 @dataclass
 class Federation:
-    """N clients. Client i owns the rows order[offsets[i]:offsets[i + 1]] of x and y (those numbers themselves without
-    an order), so a million clients cost two integers each and no copy of the data."""
+    """N clients. Client i owns the rows order[offsets[i]:offsets[i + 1]] of x and y.
+
+    Without an order, it owns the rows offsets[i] to offsets[i + 1]. So the data are never copied, not even for a million
+    clients.
+    """
 
     x: Tensor  # [n, ...]
     y: Tensor  # [n, ...]
     offsets: np.ndarray  # [N + 1]
     order: np.ndarray | None = None  # [n]
     test: tuple[Tensor, Tensor] | None = None
-    origin: dict[str, Any] = field(default_factory=dict)  # how it was made, if it has a name
+    origin: dict[str, Any] = field(default_factory=dict)  # data, split and its options; empty for arrays that you passed
     prepare: Prepare | None = None  # applied to every batch, in training and evaluation
-    augment: Augment | None = None  # applied before it, to the mini-batches of training only
-    classes: int | None = None
-    vocabulary: int | None = None  # how many tokens there are, of text
+    augment: Augment | None = None  # applied before `prepare`, and only to the mini-batches of training
+    classes: int | None = None  # how many
+    vocabulary: int | None = None  # for token ids: how many different ones there are
 
     def __post_init__(self) -> None:
-        self.sizes = np.diff(self.offsets)  # [N] samples of every client; made once, for a round must not cost O(N)
+        # [N] samples of every client. Computed once: the cost of a round must not grow with N.
+        self.sizes: np.ndarray = np.diff(self.offsets)
         empty = np.flatnonzero(self.sizes == 0)
         if len(self) == 0:
             raise ValueError("clients: there are none; give at least one (x, y) pair")
         if len(empty):
             raise ValueError(
-                f"clients: client {empty[0]} has no samples ({len(empty)} such clients); every client needs one"
+                f"clients: client {empty[0]} has no samples ({len(empty)} such clients); every client needs at least one"
             )
 
     @classmethod
@@ -65,7 +69,7 @@ class Federation:
         sizes = [len(y) for _, y in pairs]
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         if not pairs or 0 in sizes:
-            return cls(torch.zeros(0), torch.zeros(0), offsets)  # whose checks name the empty client
+            return cls(torch.zeros(0), torch.zeros(0), offsets)  # its checks raise the error that names the empty client
         for i, pair in enumerate(pairs):
             _same_shapes(pair, pairs[0], f"clients[{i}]")
         if test is not None:
@@ -81,7 +85,7 @@ class Federation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample as the model takes it."""
+        """The shape of one sample, as the model takes it."""
         one = self.x[:1]
         return tuple((one if self.prepare is None else self.prepare(one)).shape[1:])
 
@@ -95,7 +99,7 @@ class Federation:
 
     def rows(self, client: int, numbers: np.ndarray) -> np.ndarray:
         """Sample numbers of a client -> rows of x and y."""
-        places = self.offsets[client] + numbers
+        places: np.ndarray = self.offsets[client] + numbers
         return places if self.order is None else self.order[places]
 
     def take(self, client: int, numbers: np.ndarray | None) -> tuple[Tensor, Tensor]:
@@ -112,31 +116,31 @@ class Federation:
         return self.x.index_select(0, index), self.y.index_select(0, index)
 
     def fingerprint(self) -> str:
-        """A hash that changes with the data or the split: all labels, the split, and a sample of the inputs."""
+        """A hash of all labels, of the split, and of up to 8191 inputs at regular distances."""
         digest = hashlib.blake2b(digest_size=16)
-        parts = [self.offsets, self.order]
+        parts: list[Any] = [self.offsets, self.order]
         for x, y in [(self.x, self.y)] + ([] if self.test is None else [self.test]):
             parts += [x[:: max(1, len(x) // 4096)], y]
         for part in parts:
             if part is not None:
                 z = torch.as_tensor(part).cpu().contiguous()
                 digest.update(f"{z.dtype}{tuple(z.shape)}".encode())
-                digest.update(memoryview(z.reshape(-1).view(torch.uint8).numpy()))  # bytes: numpy has no bfloat16
+                digest.update(z.reshape(-1).view(torch.uint8).numpy().data)  # as bytes, because numpy has no bfloat16
         for step in (self.prepare, self.augment):
             if step is not None:
-                digest.update(_told(step).encode())
+                digest.update(_identity(step).encode())
         return digest.hexdigest()
 
 
 @dataclass
 class Dataset:
-    """Training and test samples that are not yet split among clients."""
+    """Training and test samples, not yet split among clients."""
 
     name: str
     x: Tensor  # [n, ...]; images may be memory-mapped uint8 [n, C, H, W]
     y: Tensor  # [n]
     test: tuple[Tensor, Tensor] | None = None
-    key: np.ndarray | None = None  # [n] the natural owner of every sample: a writer, a role, a user
+    key: np.ndarray | None = None  # [n] the owner of every sample: a writer, a role, a user
     prepare: Prepare | None = None
     augment: Augment | None = None
     classes: int | None = None
@@ -147,7 +151,7 @@ class Dataset:
             self.classes = int(self.y.max()) + 1
 
     def split(self, kind: str = "iid", *, clients: int, seed: int = 0, **options: Any) -> Federation:
-        """Deals the samples out to clients: iid, quantity, dirichlet_per_class, dirichlet_per_client, beta, shards, by_key.
+        """Splits the samples among clients: iid, quantity, dirichlet_per_class, dirichlet_per_client, beta, shards, by_key.
 
         >>> load("digits").split("dirichlet_per_class", clients=100, concentration=0.1, seed=0)
         """
@@ -158,13 +162,15 @@ class Dataset:
         return Federation(self.x, self.y, offsets, np.concatenate(parts), self.test, origin, *rest)
 
 
-def _told(step: Any) -> str:
-    """A function in words that are the same in every process: its name, or a dataclass or partial with its values."""
+def _identity(step: Any) -> str:
+    """A text that identifies a function in every process: its name, or the values of a dataclass or partial."""
+    if hasattr(step, "identity"):
+        return str(step.identity)
     if isinstance(step, functools.partial):
-        return f"{_told(step.func)}{step.args}{step.keywords}"
+        return f"{_identity(step.func)}{step.args}{step.keywords}"
     if is_dataclass(step):
         return repr(step)
-    name = step if hasattr(step, "__qualname__") else type(step)  # an object that can be called
+    name = step if hasattr(step, "__qualname__") else type(step)  # otherwise it is an object that can be called
     return f"{name.__module__}.{name.__qualname__}"
 
 
@@ -181,16 +187,17 @@ def _pair(pair: Any, where: str) -> tuple[Tensor, Tensor]:
 
 
 def _tensor(z: Any) -> Tensor:
-    """z as a tensor, without copying where torch can share the memory (not of read-only or reversed arrays)."""
-    if hasattr(z, "to_numpy"):  # of pandas: as a sequence it would be looked up by its index
+    """z as a tensor. The memory is shared if torch can do that; it cannot for read-only or reversed arrays."""
+    if hasattr(z, "to_numpy"):  # a pandas object: torch would look rows up by the index of the frame
         z = z.to_numpy()
     if isinstance(z, np.ndarray) and (not z.flags.writeable or min(z.strides, default=0) < 0):
         z = z.copy()
-    z = torch.as_tensor(z).detach()
-    return z.long() if z.dtype in UNSIGNED else z
+    tensor: Tensor = torch.as_tensor(z).detach()
+    return tensor.long() if tensor.dtype in UNSIGNED else tensor
 
 
 def _same_shapes(pair: tuple[Tensor, Tensor], first: tuple[Tensor, Tensor], where: str) -> None:
     for what, z, of_first in zip(("samples", "targets"), pair, first, strict=True):
         if z.shape[1:] != of_first.shape[1:]:
-            raise ValueError(f"{where}: {what} have shape {list(z.shape[1:])}, those of client 0 {list(of_first.shape[1:])}")
+            theirs = f"those of client 0 have {list(of_first.shape[1:])}"
+            raise ValueError(f"{where}: {what} have shape {list(z.shape[1:])}, {theirs}")

@@ -1,4 +1,4 @@
-"""Who has what: classes against clients, a bubble for the samples of a class at a client, as the GradMA paper draws it."""
+"""A picture of a split: one bubble per client and class, as in the GradMA paper. Its area shows the number of samples."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 if TYPE_CHECKING:
     from fedkeel.data.federation import Federation
 
-MOST = 100  # clients that are drawn
+MOST = 100  # clients in the picture
 CELL, MARGIN = 16, 56  # pixels of a cell, and around the picture
 COLOUR = "#2b6cb0"
-SIGNS = " ·∙•●⬤"  # from none to most
+SIGNS = " ·∙•●⬤"  # from no samples to most
 
 
 def label_counts(fed: Federation, classes: int) -> np.ndarray:
@@ -26,7 +26,7 @@ def label_counts(fed: Federation, classes: int) -> np.ndarray:
 
 
 def bubbles_svg(counts: np.ndarray, title: str = "") -> str:
-    """An SVG of counts [N, C]; the area of a bubble is in proportion to the count. Of many clients the first are drawn."""
+    """An SVG of counts [N, C]. The area of a bubble is proportional to the count. Only the first 100 clients are drawn."""
     width, height = _size(counts)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -36,13 +36,13 @@ def bubbles_svg(counts: np.ndarray, title: str = "") -> str:
     for x, y, text, anchor in _words(counts, title):
         parts.append(f'<text x="{x}" y="{y + 3}" text-anchor="{anchor}" fill="#333">{escape(text)}</text>')
     for x, y, r, client, label in _circles(counts):
-        told = f"client {client}, class {label}: {counts[client, label]}"
-        parts.append(f'<circle cx="{x}" cy="{y}" r="{r:.2f}" fill="{COLOUR}"><title>{told}</title></circle>')
+        tip = f"client {client}, class {label}: {counts[client, label]}"
+        parts.append(f'<circle cx="{x}" cy="{y}" r="{r:.2f}" fill="{COLOUR}"><title>{tip}</title></circle>')
     return "\n".join([*parts, "</svg>"])
 
 
 def write_bubbles(counts: np.ndarray, path: Path, title: str = "") -> None:
-    """The picture as .svg, .html or .png."""
+    """Writes the picture as .svg, .html or .png."""
     kind = path.suffix.lower()
     if kind not in (".svg", ".html", ".png"):
         raise ValueError(f"plot = {str(path)!r} is not allowed; it must end in .svg, .html or .png")
@@ -56,7 +56,7 @@ def write_bubbles(counts: np.ndarray, path: Path, title: str = "") -> None:
 def _write_png(counts: np.ndarray, path: Path, title: str) -> None:
     from PIL import Image, ImageDraw, ImageFont
 
-    sharp = 3  # drawn larger and made smaller, for smooth edges
+    sharp = 3  # drawn three times as large and then scaled down, for smooth edges
     width, height = _size(counts)
     picture = Image.new("RGB", (width * sharp, height * sharp), "white")
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(10 * sharp)
@@ -97,13 +97,13 @@ def _words(counts: np.ndarray, title: str) -> Iterator[tuple[float, float, str, 
 
 
 def bubbles_text(counts: np.ndarray, width: int, rows: int = 24) -> str:
-    """The picture in characters, a column a client; of many clients or classes the first are drawn."""
+    """The picture in characters, one column per client. Only the first clients and classes are drawn."""
     shown = counts[: min(MOST, max(1, width - 8)), :rows]
     share = np.sqrt(shown / max(shown.max(), 1))
     signs = np.array(list(SIGNS))[np.ceil(share * (len(SIGNS) - 1)).astype(int)]
     lines = [f"{label:>6} {''.join(signs[:, label])}".rstrip() for label in reversed(range(shown.shape[1]))]
-    told = [f"{shown.shape[i]} of {counts.shape[i]:,} {what}" for i, what in enumerate(("clients", "classes"))]
+    parts = [f"{shown.shape[i]} of {counts.shape[i]:,} {what}" for i, what in enumerate(("clients", "classes"))]
     lines.append(f" class   clients 0 to {len(shown) - 1}; the largest has {shown.max():,} samples of a class")
     if shown.shape != counts.shape:
-        lines.append(f"        (drawn are {' and '.join(told)})")
+        lines.append(f"        (drawn are {' and '.join(parts)})")
     return "\n".join(lines)

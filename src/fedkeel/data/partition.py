@@ -1,4 +1,4 @@
-"""Ways to deal the samples of one data set out to clients, each deterministic in the seed."""
+"""Ways to split the samples of one data set among clients. The seed decides every split."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from fedkeel.errors import nearest
 
 SIZES = ("equal", "unequal")
-WITHOUT_LABELS = ("iid", "quantity", "by_key")  # kinds that do not look at the labels, so that these may be anything
-LARGEST = 1e100  # concentration; more is no more even, and the sum of the draws would overflow
+WITHOUT_LABELS = ("iid", "quantity", "by_key")  # kinds that do not use the labels, so targets of any kind are allowed
+LARGEST = 1e100  # concentration: a larger one is not more even, and the sum of the draws would overflow
 
 
 def partition(
     kind: str, labels: np.ndarray, clients: int, seed: int, key: np.ndarray | None = None, **options: float | str
 ) -> list[np.ndarray]:
-    """Sample numbers per client; every client gets at least one.  key: the natural owner of every sample, for `by_key`."""
+    """Sample numbers per client. Every client gets at least one.  key: the owner of every sample, for `by_key`."""
     if not isinstance(kind, str):
         raise ValueError(f"split: expected a name, not {type(kind).__name__}")
     if kind not in PARTITIONS:
@@ -47,7 +47,7 @@ def iid(rng: np.random.Generator, labels: np.ndarray, clients: int) -> list[np.n
 
 
 def quantity(rng: np.random.Generator, labels: np.ndarray, clients: int, concentration: float = 0.5) -> list[np.ndarray]:
-    """A shuffled data set cut at random: labels are alike on average, sizes are in proportion to a Dirichlet draw."""
+    """Sizes are in proportion to a Dirichlet draw. All clients have the same label frequencies on average."""
     _positive("concentration", concentration)
     sizes = _rounded(_dirichlet(rng, concentration, clients), len(labels))
     return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])
@@ -58,8 +58,8 @@ def dirichlet_per_class(
 ) -> list[np.ndarray]:
     """Every class is dealt out by its own Dirichlet draw over the clients (GradMA).
 
-    sizes: "unequal", as the draws have it, or "equal": then they only say how likely a class is at a client, and the
-    last clients are more one-sided than the rest, as in `dirichlet_per_client`.
+    sizes: with "unequal" the draws decide how many samples a client gets. With "equal" they only decide how likely a class
+    is at a client; then the last clients are more one-sided than the rest, as in `dirichlet_per_client`.
     """
     _positive("concentration", concentration)
     _one_of("sizes", sizes, SIZES)
@@ -80,10 +80,10 @@ def dirichlet_per_client(
 ) -> list[np.ndarray]:
     """Every client has its own Dirichlet prior over the classes (FedLADA).
 
-    sizes: "equal", or "unequal": then all ways to cut the samples among the clients are equally likely.
+    sizes: "equal" or "unequal". With "unequal" all ways to divide the samples among the clients are equally likely.
 
-    Clients draw in the order of their numbers and without replacement, so the last tenth get what is left, further from
-    their priors and more one-sided: at concentration 1, with 50,000 samples of 10 classes for 100 clients, clients 0-79
+    Clients draw one after the other and without replacement. So the last tenth gets what is left, which is further from
+    their priors and more one-sided. At concentration 1, with 50,000 samples of 10 classes for 100 clients, clients 0-79
     are 0.05 from their priors and 0.35 from uniform (total variation), clients 90-99 0.42 and 0.52.
     """
     _positive("concentration", concentration)
@@ -100,8 +100,8 @@ def beta(
 ) -> list[np.ndarray]:
     """Two classes: a client's part of the second is in proportion to a Beta(a, b) draw, of the first to 1 minus it.
 
-    So the draw is the share of the second class at a client where the whole data set has it as often as the Beta mean, and
-    all samples are used where it has not (PAdaMFed splits IMDB by Beta(2, 5) and does not say how).
+    All samples are used. If the second class is as frequent in the data set as the mean of the Beta distribution, the draw
+    is its share at the client. PAdaMFed splits IMDB by Beta(2, 5) and does not say how.
     """
     _positive("beta_a", beta_a)
     _positive("beta_b", beta_b)
@@ -116,7 +116,7 @@ def beta(
 
 
 def by_key(rng: np.random.Generator, labels: np.ndarray, clients: int, key: np.ndarray | None) -> list[np.ndarray]:
-    """Who wrote, spoke or posted a sample owns it. With fewer clients than owners, a client is several of them."""
+    """Every client gets the samples of one owner. With fewer clients than owners, a client gets several owners."""
     if key is None:
         raise ValueError("split: 'by_key' needs data whose samples have owners; these have none")
     if len(key) != len(labels):
@@ -166,7 +166,7 @@ def _piles(rng: np.random.Generator, labels: np.ndarray) -> list[np.ndarray]:
 
 
 def _dealt(rng: np.random.Generator, piles: list[np.ndarray], chances: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-    """Clients draw their samples in turn, without replacement; a pile that is used up is left out of the draw.
+    """Clients draw their samples one after the other, without replacement. Nothing is drawn from an empty pile.
 
     chances: [N, C], how likely each client draws from each pile.  sizes: [N].
     """
@@ -176,7 +176,7 @@ def _dealt(rng: np.random.Generator, piles: list[np.ndarray], chances: np.ndarra
         mine: list[np.ndarray] = [piles[0][:0]]
         while size > 0:
             p = prior * (left > 0)
-            # A prior whose classes are all used up falls back on what is left.
+            # If all classes of the prior are used up, the client draws from what is left.
             p = p / p.sum() if p.sum() > 0 else left / left.sum()
             counts = np.minimum(rng.multinomial(size, p), left)
             mine += [piles[label][used[label] : used[label] + counts[label]] for label in np.flatnonzero(counts)]
@@ -186,7 +186,7 @@ def _dealt(rng: np.random.Generator, piles: list[np.ndarray], chances: np.ndarra
 
 
 def _equal(samples: int, clients: int) -> np.ndarray:
-    """Sizes that differ by one at most, the larger first."""
+    """Sizes that differ by at most one, the larger ones first."""
     return samples // clients + (np.arange(clients) < samples % clients)
 
 
@@ -199,7 +199,7 @@ def _rounded(shares: np.ndarray, samples: int) -> np.ndarray:
 
 def _dirichlet(rng: np.random.Generator, concentration: float, size: int) -> np.ndarray:
     draw = rng.dirichlet(np.full(size, concentration))
-    # A tiny concentration can underflow to nothing at all: then one entry has everything.
+    # With a tiny concentration all entries may underflow to 0. Then one entry gets everything.
     return draw if np.isfinite(draw).all() and draw.sum() > 0 else np.eye(size)[rng.integers(size)]
 
 
@@ -209,7 +209,7 @@ def _grouped(owner: np.ndarray, clients: int) -> list[np.ndarray]:
 
 
 def _nobody_empty(parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Clients that got nothing take one sample each from those that have most."""
+    """Clients without samples take one each from the clients with most samples."""
     richest = [(-len(part), client) for client, part in enumerate(parts) if len(part) > 1]
     heapq.heapify(richest)
     for client, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""What happens to images between the store and the model: normalisation, and random crops and flips in training."""
+"""Changes to stored images before the model sees them: normalisation, and random crops and flips in training."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from fedkeel.data.federation import Augment
 from fedkeel.errors import nearest
 
-WIDE = 64  # pixels from which images are padded by 8 and not by 4
+WIDE = 64  # images with at least this many pixels per side are padded by 8 pixels, smaller ones by 4
 
 
 @dataclass(frozen=True)
 class Normalise:
-    """Bytes 0..255 [B, C, H, W] -> (x / 255 - mean) / std in float32, by channel."""
+    """Bytes 0..255 [B, C, H, W] -> (x / 255 - mean) / std in float32, per channel."""
 
     mean: tuple[float, ...]  # [C] of the training set, in [0, 1]
     std: tuple[float, ...]  # [C]
@@ -28,7 +28,7 @@ class Normalise:
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Every image is padded with black by `padding` pixels, cut back to its size at a random place, and mirrored or not."""
+    """Pads every image with `padding` black pixels, crops it to its size at a random place, and may mirror it."""
 
     padding: int
 
@@ -46,11 +46,11 @@ class CropFlip:
 
 
 def augmentation(name: str, shape: tuple[int, ...]) -> Augment:
-    """The augmentation of that name for samples of that shape; crop-flip is what the papers use."""
+    """The augmentation of that name for samples of that shape. The papers use crop-flip, the only one so far."""
     if name != "crop-flip":
         raise ValueError(f"augment: unknown name {name!r}{nearest(name, ('crop-flip',))}")
     if len(shape) != 3:
         raise ValueError(
-            f"augment = {name!r} is not allowed; it needs images [C, H, W], these samples have shape {list(shape)}"
+            f"augment = {name!r} is not allowed; it needs images [C, H, W], but these samples have shape {list(shape)}"
         )
     return CropFlip(8 if shape[1] >= WIDE else 4)

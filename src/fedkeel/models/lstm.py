@@ -8,7 +8,7 @@ PADDING = 0  # the token id that fills short texts
 
 
 class TextReader(nn.Module):
-    """Embedding and LSTM; the mean of its outputs over the tokens that are no padding: [n, L] -> [n, hidden]."""
+    """Embedding and LSTM: [n, L] -> [n, hidden], the mean of the outputs over all tokens except the padding."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int) -> None:
         super().__init__()
@@ -18,12 +18,12 @@ class TextReader(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         real = tokens != PADDING
         outputs, _ = self.lstm(self.embedding(tokens))
-        kept = outputs * real.unsqueeze(-1)
-        return kept.sum(1) / real.sum(1, keepdim=True).clamp_min(1)
+        total: Tensor = (outputs * real.unsqueeze(-1)).sum(1)
+        return total / real.sum(1, keepdim=True).clamp_min(1)
 
 
 class CharacterReader(nn.Module):
-    """Embedding and a two-layer LSTM; its last output: [n, L] -> [n, hidden]. Every id is a character, 0 too."""
+    """Embedding and two-layer LSTM: [n, L] -> [n, hidden], the last output. Id 0 is a character, not padding."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int) -> None:
         super().__init__()
@@ -31,15 +31,15 @@ class CharacterReader(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
 
     def forward(self, characters: Tensor) -> Tensor:
-        outputs, _ = self.lstm(self.embedding(characters))
+        outputs: Tensor = self.lstm(self.embedding(characters))[0]
         return outputs[:, -1]
 
 
 def lstm(vocabulary: int, classes: int, embedding: int = 100, hidden: int = 128) -> nn.Module:
     """LSTM for text classification (PAdaMFed, IMDB). 1,118,018 parameters for 10,000 tokens and 2 classes.
 
-    Differs from the paper: it says "LSTM" and no more. The sizes are ours, and so is the mean over the text, from which a
-    review of some hundred words is learnt much sooner than from the last state.
+    Differs from the paper: it says "LSTM" and nothing else. We chose the sizes, and the mean over the text instead of the
+    last state: with the mean, the model learns reviews of some hundred words much sooner.
     """
     return nn.Sequential(TextReader(vocabulary, embedding, hidden), nn.Linear(hidden, classes))
 
@@ -47,6 +47,6 @@ def lstm(vocabulary: int, classes: int, embedding: int = 100, hidden: int = 128)
 def char_lstm(vocabulary: int, classes: int, embedding: int = 8, hidden: int = 256) -> nn.Module:
     """Next character of Shakespeare's plays: embedding 8 and two layers of 256, as in FedAvg's paper and LEAF.
 
-    819,920 parameters for 80 characters (torch's LSTM has two bias vectors a layer, of which one would do).
+    819,920 parameters for 80 characters. torch's LSTM has two bias vectors per layer, though one would be enough.
     """
     return nn.Sequential(CharacterReader(vocabulary, embedding, hidden), nn.Linear(hidden, classes))

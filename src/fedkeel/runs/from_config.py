@@ -42,7 +42,7 @@ def _parts(config: RunConfig, fed: Federation | None) -> tuple[Callable[[], nn.M
 
 def _readable(config: RunConfig, fed: Federation) -> Federation:
     """The federation with token ids instead of texts."""
-    from fedkeel.data.texts import Texts, Words, tokenised
+    from torch import Tensor
 
     tokenizer: Any = None
     if config.model.startswith(PRETRAINED):
@@ -50,8 +50,10 @@ def _readable(config: RunConfig, fed: Federation) -> Federation:
 
         need_extra()
         tokenizer = load_tokenizer(config.model.removeprefix(PRETRAINED))
-    if isinstance(fed.x, Texts):
-        return tokenised(fed, tokenizer or Words(fed.x), config.length)
+    if not isinstance(fed.x, Tensor):
+        from fedkeel.data.tokens import WordTokenizer, tokenised
+
+        return tokenised(fed, tokenizer or WordTokenizer(fed.x), config.length)
     if tokenizer and fed.vocabulary != tokenizer.vocabulary:
         raise ValueError(f"model: {config.model!r} reads texts, but the data {config.data!r} are not texts")
     return fed

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, through its package `datasets`."""
+"""Data sets of the Hugging Face hub, read with the package `datasets`: `from_hub`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel.data.assemble import dataset, with_stats
+from fedkeel.data.arrays import Arrays, held_out, with_channel_statistics
 from fedkeel.data.cache import cached
 from fedkeel.data.federation import Dataset
-from fedkeel.data.readers.files import Arrays
-from fedkeel.data.readers.images import held_out
-from fedkeel.data.readers.texts import text_arrays
+from fedkeel.data.readers.pictures import channels_first
+from fedkeel.data.readers.text_arrays import text_arrays
 from fedkeel.data.texts import PAIR
+from fedkeel.data.to_dataset import to_dataset
 from fedkeel.errors import nearest
 
-GUESSES = ("image", "img", "text", "sentence", "content", "question")  # names of the column of inputs, if none is given
+GUESSES = ("image", "img", "text", "sentence", "content", "question")  # columns that usually hold the inputs
 
 
 def from_hub(
@@ -31,10 +31,13 @@ def from_hub(
     train: str = "train",
     test: str | None = "test",
 ) -> Dataset:
-    """A data set of the hub, or of a folder that `datasets` can read: pictures or texts, and a column of classes.
+    """Pictures or texts with classes, from the hub or from a folder that `datasets` can read.
 
-    x: the column of inputs, several for texts that belong together.  key: a column that says whose a sample is.
-    test: the split for testing; None holds out a fifth of the training split.
+    name, config: as for `datasets.load_dataset`.
+    x: the column of inputs. Name several if a sample consists of several texts.
+    y: the column of classes.
+    key: the column that names the owner of a sample, for the split `by_key`.
+    train, test: the splits for training and for testing. With test=None a fifth of the training split is held out.
 
     >>> from_hub("stanfordnlp/imdb").split("iid", clients=100)
     """
@@ -42,7 +45,7 @@ def from_hub(
     short = name.rstrip("/").rpartition("/")[2] + (f"-{config}" if config else "")
     request = repr((name, config, x, y, key, train, test))
     arrays = cached(f"hub-{short}", request, place, lambda: _fetch(name, config, x, y, key, train, test))
-    return dataset(name, arrays)
+    return to_dataset(name, arrays)
 
 
 def _fetch(
@@ -51,13 +54,13 @@ def _fetch(
     try:
         import datasets
     except ImportError as error:
-        raise ValueError("data: the Hugging Face hub needs the package datasets: pip install 'fedkeel[hub]'") from error
+        raise ImportError("data: the Hugging Face hub needs the package datasets: pip install 'fedkeel[hub]'") from error
     try:
         with _quiet():
             loaded = datasets.load_dataset(name, config)
         parts = [loaded[split] for split in (train, test) if split is not None]
-    except Exception as error:  # whatever the network, the hub or the files make it raise
-        raise ValueError(f"data: the hub has not given {name!r} ({type(error).__name__}: {error})") from error
+    except Exception as error:  # the network, the hub and the files raise errors of many kinds
+        raise ValueError(f"data: the hub did not deliver {name!r} ({type(error).__name__}: {error})") from error
     columns = [x] if isinstance(x, str) else list(x or _guess(name, parts[0].column_names))
     for column in [*columns, y, *([] if key is None else [key])]:
         if column not in parts[0].column_names:
@@ -70,12 +73,12 @@ def _fetch(
     arrays: Arrays = {} if owner is None else {"key": owner[rows[0]]}
     for prefix, part, mine in zip(("", "test_"), parts, rows, strict=True):
         arrays |= _part(prefix, part, mine, columns, y)
-    return with_stats(arrays)
+    return with_channel_statistics(arrays)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the hub from telling every attempt; what came of them is in the error."""
+    """Hides the log lines about every attempt. If all of them fail, the error says why."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -86,10 +89,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _guess(name: str, columns: Sequence[str]) -> list[str]:
-    found = [column for column in GUESSES if column in columns][:1]
-    if not found:
-        raise ValueError(f"data: {name!r} has the columns {', '.join(columns)}; say with x= which holds the inputs")
-    return found
+    likely = [column for column in GUESSES if column in columns][:1]
+    if not likely:
+        raise ValueError(f"data: {name!r} has the columns {', '.join(columns)}; name the column of inputs with x=")
+    return likely
 
 
 def _part(prefix: str, part: Any, rows: np.ndarray, columns: Sequence[str], y: str) -> Arrays:
@@ -99,7 +102,7 @@ def _part(prefix: str, part: Any, rows: np.ndarray, columns: Sequence[str], y: s
         return text_arrays(prefix, [(PAIR.join(texts[i]), int(label)) for i, label in zip(rows, labels, strict=True)])
     pictures = (part[int(i)][columns[0]] for i in rows)
     x = np.stack([np.asarray(picture.convert(_mode(picture))) for picture in pictures])
-    x = x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    x = x[:, None] if x.ndim == 3 else channels_first(x)
     return {f"{prefix}x": x, f"{prefix}y": labels}
 
 

@@ -1,4 +1,4 @@
-"""LEAF's files (FEMNIST, Shakespeare), and plays by speaking role: samples whose owners are known."""
+"""Samples with known owners: LEAF's JSON files (FEMNIST, Shakespeare), and plays by speaking role."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel.data.readers.files import Arrays, broken, contents, json_lines, reading
+from fedkeel.data.arrays import Arrays
+from fedkeel.data.readers.file_contents import broken, contents, json_objects, reading
 
-LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # the 80 that LEAF knows
-WINDOW = 80  # characters that a model sees of Shakespeare
-OTHERS = LETTERS.index(" ")  # stands for every other character
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's 80
+WINDOW = 80  # the number of characters in a sample of Shakespeare
+OTHERS = LETTERS.index(" ")  # the code of every other character
 
 
 def _users(folder: Path) -> dict[str, dict[str, list[Any]]]:
-    """User -> {x, y} of all JSON files in a folder."""
+    """All users in the JSON files of a folder, each with {x, y}."""
     users: dict[str, dict[str, list[Any]]] = {}
     for path in sorted(folder.glob("*.json*")):
         with reading(path):
@@ -54,7 +55,7 @@ def femnist(train: Path, test: Path) -> Arrays:
 
 
 def shakespeare(train: Path, test: Path) -> Arrays:
-    """80 characters, and the one that follows."""
+    """80 characters, and the next one as the label."""
     return _leaf(
         train,
         test,
@@ -64,7 +65,7 @@ def shakespeare(train: Path, test: Path) -> Arrays:
 
 
 def coded(text: str) -> np.ndarray:
-    """Characters -> their places in LETTERS, uint8."""
+    """Characters as their places in LETTERS, uint8."""
     table = np.full(128, OTHERS, dtype=np.uint8)
     for place, letter in enumerate(LETTERS):
         table[ord(letter)] = place
@@ -73,16 +74,16 @@ def coded(text: str) -> np.ndarray:
 
 
 def roles(path: Path) -> Arrays:
-    """A JSON a line: play, role, speeches. Every place in a role's text is a sample; the last fifth of it is for testing.
+    """One JSON object per line with play, role and speeches. Every window of 80 characters in a role's text is a sample.
 
-    Roles with fewer than 81 characters to train on are left out.
+    The last fifth of each role's text is for testing. Roles with fewer than 81 characters to train on are left out.
     """
     with reading(path):
-        texts = [coded("\n".join(row["speeches"])) for row in json_lines(path)]
+        texts = [coded("\n".join(row["speeches"])) for row in json_objects(path)]
     parts: dict[str, list[np.ndarray]] = {"x": [], "y": [], "test_x": [], "test_y": []}
     sizes = []
     for text in texts:
-        cut = int(0.8 * len(text))  # windows do not reach across it, so nothing that is tested was trained on
+        cut = int(0.8 * len(text))  # no window crosses it, so no test sample is seen in training
         if cut <= WINDOW:
             continue
         for part, piece in (("", text[:cut]), ("test_", text[cut:])):

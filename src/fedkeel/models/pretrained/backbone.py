@@ -21,15 +21,15 @@ from fedkeel.data.texts import PAIR
 
 @dataclass(frozen=True)
 class Backbone:
-    """A classifier whose pretrained weights are frozen; only what the files did not hold is to be trained."""
+    """A classifier whose pretrained weights are frozen. Weights that the files do not hold are trained."""
 
-    model: Any  # a transformers model for sequence classification, its last layer taken off
+    model: Any  # a transformers model for sequence classification, without its last layer
     last: nn.Linear  # that layer: features [n, h] -> scores [n, classes]
     fresh: frozenset[str]  # parameters of model that the files did not hold
     pad: int  # the token id that fills short texts
 
     def copy(self) -> tuple[Any, nn.Linear]:
-        """Model and last layer; frozen weights are shared with the original, fresh ones are drawn anew."""
+        """Model and last layer. The copy shares the frozen weights; the fresh ones are drawn again."""
         model = copy.deepcopy(self.model, sharing(self.model))
         last = copy.deepcopy(self.last)
         spread = getattr(model.config, "initializer_range", 0.02)
@@ -42,7 +42,7 @@ class Backbone:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A hash of the frozen weights, and of the libraries that compute with them."""
+        """A hash of the frozen weights and of the versions of the libraries that compute with them."""
         import transformers
 
         digest = hashlib.blake2b(f"{torch.__version__} {transformers.__version__}".encode(), digest_size=16)
@@ -54,7 +54,7 @@ class Backbone:
 
 
 def sharing(module: nn.Module) -> dict[int, Any]:
-    """A memo for copy.deepcopy with which copies share the memory of frozen parameters and of constants."""
+    """A memo for copy.deepcopy: with it, copies share the memory of frozen parameters and of constants."""
     frozen = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters() if not p.requires_grad}
     constants = {id(b): b for part in module.modules() for b in part._buffers.values() if b is not None}
     return frozen | constants
@@ -62,13 +62,13 @@ def sharing(module: nn.Module) -> dict[int, Any]:
 
 @functools.cache
 def load_backbone(name: str, classes: int) -> Backbone:
-    """The model `name`, a folder or a name in the hub, for that many classes."""
+    """The model `name` for that many classes.  name: a folder, or a name on the hub."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     with _quiet():
         config = _fetched(name, AutoConfig.from_pretrained)
         for key, value in config.to_dict().items():
-            # The paper states no dropout, and without it what comes before the first adapter is the same in every step.
+            # The paper states no dropout. Without it, the part before the first adapter computes the same in every step.
             if "drop" in key and isinstance(value, float):
                 setattr(config, key, 0.0)
         config.num_labels = classes
@@ -82,21 +82,21 @@ def load_backbone(name: str, classes: int) -> Backbone:
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-        model, told = _fetched(name, make)
-    missing = set(told["missing_keys"]) | {key if isinstance(key, str) else key[0] for key in told["mismatched_keys"]}
+        model, info = _fetched(name, make)
+    missing = set(info["missing_keys"]) | {key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]}
     return as_backbone(model, missing)
 
 
 def as_backbone(model: Any, missing: set[str]) -> Backbone:
-    """Freezes a classifier but for its head and the parameters named in `missing`, and takes its last layer off."""
+    """Takes the last layer off a classifier and freezes the rest, except its head and the parameters in `missing`."""
     inside = f"{model.base_model_prefix}."
     heads = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and not name.startswith(inside)]
     if not heads:
-        raise ValueError(f"model: {type(model).__name__} has no classification head that could be trained")
+        raise ValueError(f"model: {type(model).__name__} has no classification head to train")
     for name, p in model.named_parameters():
         p.requires_grad_(not name.startswith(inside) or name in missing)
     last = model.get_submodule(heads[-1])
-    model.set_submodule(heads[-1], nn.Identity())  # so that the model's scores are now the features
+    model.set_submodule(heads[-1], nn.Identity())  # the scores of the model are now the features
     fresh = {name for name in missing if not name.startswith(f"{heads[-1]}.")}
     if f"{heads[-1]}.weight" in missing:
         fresh.add("last")
@@ -104,20 +104,23 @@ def as_backbone(model: Any, missing: set[str]) -> Backbone:
 
 
 def blocks_path(model: Any) -> str:
-    """Where the model keeps its blocks, the layers that are applied one after the other."""
+    """The path to the list of the model's blocks, the layers that are applied one after the other."""
     depth = model.config.get_text_config().num_hidden_layers
     paths = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == depth]
     if not paths:
         raise ValueError(f"lora_layers: {type(model).__name__} has no list of {depth} blocks; leave lora_layers out")
-    return paths[0]
+    return str(paths[0])
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------
 
 
 class PretrainedTokenizer:
-    """The tokenizer of a pretrained model. Its id i of segment s (the second sentence of a pair is segment 1, where the
-    model tells them apart) is 1 + i + s * size here, so that 0 is padding whatever the model pads with."""
+    """The tokenizer of a pretrained model, with id 0 for padding, whatever the model pads with.
+
+    Id i of the model in segment s becomes 1 + i + s * size. The second sentence of a pair is segment 1, if the model has
+    segments; otherwise every segment is 0.
+    """
 
     def __init__(self, name: str) -> None:
         from transformers import AutoTokenizer
@@ -136,22 +139,22 @@ class PretrainedTokenizer:
         return f"{transformers.__version__} {hashlib.blake2b(rules.encode(), digest_size=16).hexdigest()}"
 
     def encode(self, texts: list[str], length: int) -> list[list[int]]:
-        if self.tokenizer.sep_token is None:  # a model that knows no pairs reads two lines
+        if self.tokenizer.sep_token is None:  # the model has no separator for pairs: it reads two lines
             return self._encode(length, [text.replace(PAIR, "\n") for text in texts])
         pairs = [text.partition(PAIR)[::2] for text in texts if PAIR in text]
         alone = [text for text in texts if PAIR not in text]
         rows = {True: self._encode(length, *map(list, zip(*pairs, strict=True))), False: self._encode(length, alone)}
-        places = {is_pair: iter(found) for is_pair, found in rows.items()}
+        places = {is_pair: iter(ids) for is_pair, ids in rows.items()}
         return [next(places[PAIR in text]) for text in texts]
 
     def _encode(self, length: int, *sentences: list[str]) -> list[list[int]]:
-        """The ids of the first sentences, or of pairs of first and second sentences."""
+        """The ids of single sentences, or of pairs: a list of first and a list of second sentences."""
         if not sentences or not sentences[0]:
             return []
-        told = self.tokenizer(*sentences, truncation=True, max_length=length, verbose=False)
+        encoded = self.tokenizer(*sentences, truncation=True, max_length=length, verbose=False)
         if not self.segments:
-            return [[1 + i for i in row] or [1] for row in told["input_ids"]]
-        pairs = zip(told["input_ids"], told["token_type_ids"], strict=True)
+            return [[1 + i for i in row] or [1] for row in encoded["input_ids"]]
+        pairs = zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)
         return [[1 + i + s * self.size for i, s in zip(ids, parts, strict=True)] for ids, parts in pairs]
 
 
@@ -162,7 +165,7 @@ load_tokenizer = functools.cache(PretrainedTokenizer)
 
 
 def _fetched(name: str, read: Callable[..., Any]) -> Any:
-    """What `read` finds in the folder, the local cache or the hub, in this order; else an error of one line."""
+    """What `read` finds in the folder, the local cache or the hub, in this order. If it fails, an error of one line."""
     folder, options = _located(name)
     try:
         try:
@@ -180,7 +183,7 @@ def _fetched(name: str, read: Callable[..., Any]) -> Any:
 
 
 def _located(name: str) -> tuple[str, dict[str, str]]:
-    """Folder or name, and the gguf file in it, if that is what it has."""
+    """Folder or name, and the .gguf file in the folder if it has no config.json."""
     path = Path(name).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return str(path.parent), {"gguf_file": path.name}
@@ -193,16 +196,18 @@ def _located(name: str) -> tuple[str, dict[str, str]]:
 
 
 def need_extra() -> None:
-    """A plain error where the packages of the extra are missing."""
+    """Raises ImportError if a package of the extra `text` is missing."""
     for package in ("transformers", "peft"):
         if importlib.util.find_spec(package) is None:
-            raise ValueError(f"model: hf: models need the package {package}; pip install 'fedkeel[text]'")
+            raise ImportError(f"model: hf: models need the package {package}; pip install 'fedkeel[text]'")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's bars and tables; we say ourselves what is trained."""
-    from transformers.utils import logging
+    """Hides the progress bars and tables of the library."""
+    from transformers.utils import logging as quiet_logging
+
+    logging: Any = quiet_logging  # its functions have no types
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -1,6 +1,6 @@
-"""A pretrained transformer that is fine-tuned through low-rank adapters (LoRA): token ids in, scores of classes out.
+"""A pretrained transformer that is fine-tuned with low-rank adapters (LoRA): token ids in, scores of classes out.
 
-What is trained, and so what travels, are the adapters and the classification head.
+Only the adapters and the classification head are trained and sent.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedkeel.models.pretrained.backbone import blocks_path, load_backbone, load_tokenizer, sharing
 from fedkeel.models.pretrained.hidden_states import HiddenStates, places_for
 
-CHUNK = 64  # texts of a forward pass without gradients, so that evaluation needs little memory
-# Where the paper adapts other modules than peft does by default (1.9 % of GPT-2, section 6.3).
+CHUNK = 64  # texts per forward pass without gradients; keeps the memory of an evaluation small
+# Models for which the paper adapts other modules than peft does by default (1.9 % of GPT-2, section 6.3).
 TARGETS = {"gpt2": ("c_attn", "c_proj", "c_fc")}
 
 
@@ -28,8 +28,8 @@ class Lora:
 
     rank: int = 16
     alpha: float = 16.0
-    targets: str = "auto"  # names of modules, joined by commas; auto: the usual ones of the architecture
-    layers: int | None = None  # only in the last so many blocks; None: in all
+    targets: str = "auto"  # names of modules, separated by commas; auto: the usual ones of the architecture
+    layers: int | None = None  # how many blocks get adapters, counted from the last; None: all
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -39,19 +39,19 @@ class Lora:
 
 
 class Reader(nn.Module):
-    """The transformer: token ids [n, L], 0 is padding -> features [n, h], what goes into the last layer."""
+    """The transformer: token ids [n, L], where 0 is padding -> features [n, h], the input of the last layer."""
 
     def __init__(self, model: Any, pad: int, tokens: int, segments: bool, first: int, hidden: HiddenStates | None) -> None:
         super().__init__()
         self.model = model
         self.pad, self.tokens, self.segments = pad, tokens, segments
-        self.first, self.hidden = first, hidden  # the first block that has an adapter, and where its inputs are kept
+        self.first, self.hidden = first, hidden  # the first block with an adapter, and the files with its inputs
         self.path = blocks_path(model) if first else ""
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled() and len(x) > CHUNK:
             return torch.cat([self(part) for part in x.split(CHUNK)])
-        x = x[:, : max(1, int((x > 0).sum(1).max()))]  # padding that no text of the batch needs
+        x = x[:, : max(1, int((x > 0).sum(1).max()))]  # drops padding that no text of the batch needs
         known = None if self.hidden is None else self.hidden.of(x, self.before)
         if known is None:
             return self._features(x)
@@ -73,9 +73,9 @@ class Reader(nn.Module):
 
     @torch.no_grad()
     def before(self, x: Tensor) -> Tensor:
-        """What goes into the first adapted block, [n, L, h]; the blocks after it are not run.
+        """The input of the first adapted block, [n, L, h]. The blocks after it are not run.
 
-        On one thread, as all of the engine: more might add in another order.
+        Uses one thread, as the engines do: several threads may add numbers in another order.
         """
 
         def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class _Reached(Exception):
 
 @contextlib.contextmanager
 def resumed(blocks: Sequence[nn.Module], first: int, hidden: Tensor) -> Iterator[None]:
-    """Inside, the blocks before `first` do nothing, and `first` is given these hidden states."""
+    """A context in which the blocks before `first` do nothing, and `first` gets these hidden states."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (hidden, *args[1:]), {key: value for key, value in kwargs.items() if key != "hidden_states"}
@@ -112,7 +112,7 @@ def resumed(blocks: Sequence[nn.Module], first: int, hidden: Tensor) -> Iterator
 
     hook = blocks[first].register_forward_pre_hook(enter, with_kwargs=True)
     for block in blocks[:first]:
-        block.forward = pass_on  # type: ignore[assignment]
+        block.forward = pass_on
     try:
         yield
     finally:
@@ -122,9 +122,9 @@ def resumed(blocks: Sequence[nn.Module], first: int, hidden: Tensor) -> Iterator
 
 
 class TextClassifier(nn.Sequential):
-    """Reader and head. Copies share the frozen weights; its state is what is trained."""
+    """Reader and head. Copies share the frozen weights; the state dict holds only what is trained."""
 
-    one_by_one = "it skips the padding of each batch"  # why it cannot be run for many clients at once
+    one_by_one = "it skips the padding of each batch"  # the reason why the vectorized engine cannot run it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TextClassifier:
         memo.update(sharing(self))
@@ -134,11 +134,11 @@ class TextClassifier(nn.Sequential):
         return new
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """None: position tables and masks are constants, which are neither averaged nor sent."""
+        """None: position tables and masks are constants, so they are neither averaged nor sent."""
         return iter(())
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The adapters and the head; the frozen weights are those of the pretrained model."""
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """The adapters and the head. The frozen weights are in the files of the pretrained model."""
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         return {name: z for name, z in super().state_dict(*args, **kwargs).items() if name in trained}
 
@@ -146,8 +146,8 @@ class TextClassifier(nn.Sequential):
 def classifier(name: str, classes: int, lora: Lora, texts: Sequence[Tensor] = ()) -> Callable[[], TextClassifier]:
     """A function that makes the model `name` with adapters.
 
-    texts: token ids [n, L] that it will read. If only the last blocks have adapters, what goes into the first of these is
-    computed once per text, and kept on disk.
+    texts: token ids [n, L] that it will read. If only the last blocks have adapters, the input of the first adapted block
+    is computed once per text and kept on disk.
     """
     backbone, tokenizer = load_backbone(name, classes), load_tokenizer(name)
     longest, most = max((x.shape[1] for x in texts), default=0), _most(backbone.model)
@@ -173,7 +173,7 @@ def _most(model: Any) -> int:
 
 
 def _first(model: Any, layers: int | None) -> int:
-    """The first of the blocks that get adapters."""
+    """The number of the first block that gets adapters."""
     if layers is None:
         return 0
     depth = len(model.get_submodule(blocks_path(model)))
@@ -183,7 +183,7 @@ def _first(model: Any, layers: int | None) -> int:
 
 
 def adapt(model: Any, lora: Lora) -> None:
-    """Puts the adapters into a model; they and what could be trained before are what can be trained after."""
+    """Puts the adapters into a model. Parameters that were trainable before stay trainable."""
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 

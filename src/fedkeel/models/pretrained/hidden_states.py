@@ -1,9 +1,9 @@
-"""What a frozen part of a model makes of a text, computed when the text is first read and kept on disk.
+"""The output of the frozen part of a model for every text, computed when the text is first read and kept on disk.
 
-The states of a text depend on its tokens alone, so they are found by these: a hash of the tokens leads to the rows of one
-memory-mapped array. Only real tokens have rows, not the padding. Each text is computed by itself: its states are then the
-same bits whichever client, batch or process comes first. A checksum tells states that are there from those that are not
-(yet, or because the machine stopped while they were written).
+The hidden states of a text depend only on its tokens, so a hash of the tokens leads to the rows of one memory-mapped array.
+Padding has no rows. Each text is computed alone: its states then have the same bits, whichever client, batch or process
+computes them. A checksum shows whether the states of a text are complete: they may not be computed yet, or the machine may
+have stopped while they were written.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fedkeel.data import cache
 
 
 def keys(x: Tensor) -> np.ndarray:
-    """A number for every text of token ids [n, L]; padding does not change it. [n] int64"""
+    """A hash for every text of token ids [n, L]: [n] int64. Padding does not change it."""
     factors = np.random.default_rng(0x7E87).integers(-(2**63), 2**63 - 1, size=x.shape[1], dtype=np.int64)
-    return (x.cpu() * torch.from_numpy(factors)).sum(1).numpy()  # wraps around, as it should
+    return (x.cpu() * torch.from_numpy(factors)).sum(1).numpy()  # wraps around on purpose
 
 
 class HiddenStates:
-    """States of many texts. Processes and copies share the files, and pickles name them."""
+    """The states of all texts. Processes and copies share the files; a pickle holds only the name of the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.keys = np.load(folder / "keys.npy")  # [n] in increasing order
-        self.starts = np.load(folder / "starts.npy")  # [n + 1] the first row of every text
-        self.sums = np.load(folder / "sums.npy", mmap_mode="r+")  # [n] uint32, of the states that were written
+        self.starts = np.load(folder / "starts.npy")  # [n + 1] text i has the rows starts[i] to starts[i + 1]
+        self.sums = np.load(folder / "sums.npy", mmap_mode="r+")  # [n] uint32: checksums of the states that were written
         self.states = np.load(folder / "states.npy", mmap_mode="r+")  # [tokens, h] float32
 
     def __reduce__(self) -> tuple[type, tuple[Path]]:
@@ -46,22 +46,22 @@ class HiddenStates:
         return self
 
     def of(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """The states of token ids [n, L] as [n, L, h], zero at the padding; None if a text has no place here.
+        """The states of token ids [n, L] as [n, L, h], zero at the padding. None if a text is not among those of the files.
 
-        compute: makes the states [1, L, h] of one text [1, L].
+        compute: computes the states [1, L, h] of one text [1, L].
         """
-        asked = keys(x)
-        places = np.searchsorted(self.keys, asked).clip(max=len(self.keys) - 1)
-        if not np.array_equal(self.keys[places], asked):
+        wanted = keys(x)
+        places = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
+        if not np.array_equal(self.keys[places], wanted):
             return None
         out = torch.zeros(*x.shape, self.states.shape[1])
         for i, place in enumerate(places):
-            found = self._one(int(place), x[i : i + 1], compute)
-            out[i, : len(found)] = torch.from_numpy(found)
+            states = self._one(int(place), x[i : i + 1], compute)
+            out[i, : len(states)] = torch.from_numpy(states)
         return out
 
     def _one(self, place: int, text: Tensor, compute: Callable[[Tensor], Tensor]) -> np.ndarray:
-        rows = self.states[self.starts[place] : self.starts[place + 1]]
+        rows: np.ndarray = self.states[self.starts[place] : self.starts[place + 1]]
         if self.sums[place] != _sum(rows):
             rows[:] = compute(text[:, : len(rows)])[0].float().cpu().numpy()
             self.sums[place] = _sum(rows)
@@ -69,14 +69,14 @@ class HiddenStates:
 
 
 def _sum(rows: np.ndarray) -> int:
-    """A checksum that is never that of a file full of zeros."""
+    """A checksum that is never 0, the value in a new file."""
     return zlib.crc32(rows.data, 1) or 1
 
 
 def places_for(identity: str, texts: Sequence[Tensor], width: int) -> HiddenStates:
-    """Places for the states [L, width] of these texts (token ids [n, L]), with what was computed in earlier runs.
+    """The files for the states [L, width] of these texts (token ids [n, L]). Earlier runs may have filled them.
 
-    identity: changes whenever the states of a text do.
+    identity: two models that compute different states have different identities.
     """
     longest = max(x.shape[1] for x in texts)
     together = torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in texts])
@@ -92,7 +92,7 @@ def places_for(identity: str, texts: Sequence[Tensor], width: int) -> HiddenStat
 
 
 def _make(folder: Path, x: Tensor, width: int) -> None:
-    """Files without states; they take up room on the disk only as they are filled."""
+    """Makes files without states. They take up disk space only when states are written."""
     names, first, of = np.unique(keys(x), return_index=True, return_inverse=True)
     unique = x[torch.from_numpy(first)]
     if not torch.equal(unique[torch.from_numpy(of)], x):
@@ -111,5 +111,5 @@ def _make(folder: Path, x: Tensor, width: int) -> None:
         os.rename(part, folder)
     except OSError:
         shutil.rmtree(part, ignore_errors=True)
-        if not folder.exists():  # else another process was faster
+        if not folder.exists():  # otherwise another process was faster
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ transformers = pytest.importorskip("transformers", reason=REASON)
 pytest.importorskip("peft", reason=REASON)
 
 from fedkeel.models.pretrained import backbone, classifier  # noqa: E402
-from fedkeel.models.pretrained import hidden_states as hidden
+from fedkeel.models.pretrained import hidden_states as hidden  # noqa: E402
 
 KINDS = ["bert", "gpt2", "llama"]
 WORDS = ["good", "bad", "film", "cat", "dog", "nice", "dull", "long", "short", "the", "a", "was", "is", "very", "not", "it"]
@@ -343,6 +344,15 @@ def test_errors_are_one_line(
     lines = capsys.readouterr().err.strip().splitlines()
     assert told in lines[-1]
     assert sum(line.startswith("error: ") for line in lines) == 1
+
+
+def test_a_missing_package_is_one_line(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None))
+    monkeypatch.setattr(backbone, "importlib", nothing)
+    with pytest.raises(ImportError, match=r"need the package transformers; pip install 'fedkeel\[text\]'$"):
+        backbone.need_extra()
+    assert fedkeel(*SMALL, "--model", "hf:x", "--out", str(tmp_path / "r")) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: model: hf: models need the package")
 
 
 def test_gguf_files_are_found(tmp_path: Path) -> None:

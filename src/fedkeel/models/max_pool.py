@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 class MaxPool(nn.MaxPool2d):
-    """`nn.MaxPool2d(2)` to the bit, [..., H, W] -> [..., H // 2, W // 2]; an odd last row or column is left out.
+    """The same bits as `nn.MaxPool2d(2)`: [..., H, W] -> [..., H // 2, W // 2]. An odd last row or column is dropped.
 
-    torch goes through the windows one by one. Comparing whole rows and columns takes a tenth of the time, and makes an
-    evaluation of LeNet-5 1.6 times as fast; its gradient by autograd would be slower than torch's, so steps take torch's.
+    torch visits the windows one by one. Comparing whole rows and columns takes a tenth of the time, which makes an
+    evaluation of LeNet-5 1.6 times as fast. Its gradient would be slower than torch's, so training uses torch's pooling.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,8 @@ class MaxPool(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            return super().forward(x)
+            pooled: Tensor = super().forward(x)
+            return pooled
         height, width = (side // 2 * 2 for side in x.shape[-2:])
         rows = torch.maximum(x[..., :height:2, :width], x[..., 1:height:2, :width])
         return torch.maximum(rows[..., ::2], rows[..., 1::2])

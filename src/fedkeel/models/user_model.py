@@ -1,4 +1,4 @@
-"""Models of the user's own: `package.module:factory`."""
+"""Models that the user wrote, by name: `package.module:factory`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import nn
 
 from fedkeel.errors import nearest
 
-Shape = tuple[int, ...]
-OFFERED = ("shape", "classes", "vocabulary")
+ARGUMENTS = ("shape", "classes", "vocabulary")
 
 
-def from_factory(name: str, shape: Shape, classes: int, vocabulary: int | None) -> nn.Module:
-    """What factory(), factory(shape, classes) or factory(shape, classes, vocabulary) makes, whichever its signature allows.
+def make_user_model(name: str, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> nn.Module:
+    """The model that a factory makes. It is a function or a class.
 
-    It may be a function or a class. Modules of the current directory are found, as `python -m` would find them.
+    Its signature decides how it is called: factory(), factory(shape, classes) or factory(shape, classes, vocabulary).
+    Modules in the current directory are found, as with `python -m`.
     """
     factory = _find(name)
     arguments = _arguments(name, factory, (shape, classes, vocabulary))
@@ -45,25 +45,25 @@ def _find(name: str) -> Callable[..., Any]:
     except Exception as error:
         raise ValueError(f"model: cannot import {path!r} (from {here}): {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
-        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"model: {path!r} has no {attribute!r}{nearest(attribute, own)}")
-    factory = getattr(module, attribute)
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"model: {path!r} has no {attribute!r}{nearest(attribute, known)}")
+    factory: Callable[..., Any] = getattr(module, attribute)
     if not callable(factory):
         raise ValueError(f"model: {name} is a {type(factory).__name__}; it must be a function or class that makes a model")
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
-def _arguments(name: str, factory: Callable[..., Any], offered: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The first of `offered`: as many as the factory requires, or has by these names."""
+def _arguments(name: str, factory: Callable[..., Any], available: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The first few of `available`: those that the factory requires, and those whose names its first parameters have."""
     signature = inspect.signature(factory)
-    places = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = sum(p.default is p.empty for p in places)
+    positional = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
     named = 0
-    while named < min(len(places), len(OFFERED)) and places[named].name == OFFERED[named]:
+    while named < min(len(positional), len(ARGUMENTS)) and positional[named].name == ARGUMENTS[named]:
         named += 1
-    given = offered[: max(required, named)]
+    arguments = available[: max(required, named)]
     try:
-        signature.bind(*given)
+        signature.bind(*arguments)
     except TypeError:
         raise ValueError(f"model: {name}{signature} cannot be called; it must take nothing, or (shape, classes)") from None
-    return given
+    return arguments
