@@ -16,7 +16,7 @@ MAY: dict[str, set[str]] = {
     "__init__": {"core", "data", "engine", "errors", "models", "runs", "study"},  # names of the public surface, on first use
     "__main__": {"cli"},
     "cli": {"study", "deploy", "runs", "engine", "data", "methods", "core", "__version__", *LEAVES},
-    "study": {"runs", "engine", "data", "rules", "core", *LEAVES},
+    "study": {"runs", "engine", "data", "core", *LEAVES},
     "deploy": {"runs", "engine", "data", "core", *LEAVES},
     "runs": {"engine", "data", "models", "core", *LEAVES},
     "engine": {"data", "rules", "core", "__version__", *LEAVES},

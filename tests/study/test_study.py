@@ -16,13 +16,13 @@ import pytest
 from fedkeel.runs import config
 from fedkeel.runs import named as runs
 from fedkeel.study.changes import add_axes, choose_cases, choose_methods, override, set_values
-from fedkeel.study.compare import carry_out
+from fedkeel.study.compare import run_study
 from fedkeel.study.file import Range
 from fedkeel.study.report.table_text import in_paper_units
 from fedkeel.study.results.numbers import Outcome, curves, moments, of_run, robust_width, summarise
+from fedkeel.study.running.plan import Trials
 from fedkeel.study.running.reading import read_study
-from fedkeel.study.running.scheduler import run_study
-from fedkeel.study.running.search import Trials
+from fedkeel.study.running.scheduler import run_branches
 from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
@@ -180,7 +180,7 @@ def test_a_coordinate_search_goes_key_by_key():
 def test_the_choice_of_a_search_is_run_with_all_seeds(tmp_path):
     grid = {"fedavg": {"lr": [1e-6, 0.1]}, "fedprox": {"mu": 0.1, "lr": [0.1, 1e38]}}
     study = Study.read(TASK | {"methods": grid, "seeds": 2, "search": {"seed": 77, "rounds": 2}})
-    results = carry_out(study, tmp_path, progress=False)
+    results = run_study(study, tmp_path, progress=False)
     assert [row["chosen"] for row in results["rows"]] == [{"lr": 0.1}, {"lr": 0.1}]
     trials = {one["name"]: one["trials"] for one in results["search"]}
     assert [z["chosen"] for z in trials["fedavg"]] == [False, True]
@@ -192,7 +192,7 @@ def test_the_choice_of_a_search_is_run_with_all_seeds(tmp_path):
         assert config.read(tmp_path / f"fedavg-seed{seed}" / "config.toml").hyperparameters["lr"] == 0.1
     tried = config.read(tmp_path / "search" / "fedavg-lr=1e-06-seed77" / "config.toml")
     assert (tried.rounds, tried.seed) == (2, 77)
-    again = carry_out(study, tmp_path, progress=False)
+    again = run_study(study, tmp_path, progress=False)
     assert again["rows"] == results["rows"]
 
 
@@ -201,7 +201,7 @@ def test_a_search_in_one_case_serves_all(tmp_path):
     study = Study.read(
         TASK | {"methods": {"fedavg": {"lr": [1e-6, 0.1]}}, "cases": cases, "seeds": 1, "search": {"case": "B"}}
     )
-    results = carry_out(study, tmp_path, progress=False)
+    results = run_study(study, tmp_path, progress=False)
     assert [row["chosen"] for row in results["rows"]] == [{"lr": 0.1}] * 2
     assert [path.name for path in (tmp_path / "search").iterdir()] == ["B"]
 
@@ -211,7 +211,7 @@ def test_a_search_in_one_case_serves_all(tmp_path):
 
 def test_side_by_side_and_one_by_one_find_the_same(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 2, "target": 0.3})
-    rows = [carry_out(study, tmp_path / str(n), jobs=n, progress=False)["rows"] for n in (1, 3)]
+    rows = [run_study(study, tmp_path / str(n), jobs=n, progress=False)["rows"] for n in (1, 3)]
     for one, other in zip(*rows, strict=True):
         for key in ("final_accuracy", "best_accuracy", "final_train_loss", "floats", "rounds_to_target"):
             assert one[key] == other[key]
@@ -244,7 +244,7 @@ def test_a_run_that_dies_takes_nothing_with_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fedkeel.runs.named.run", dies)
     study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 1})
-    fedavg, scaffold = carry_out(study, tmp_path, jobs=2, progress=False)["rows"]
+    fedavg, scaffold = run_study(study, tmp_path, jobs=2, progress=False)["rows"]
     assert fedavg["seeds"] == 1
     assert scaffold["errors"] == {0: "its process died with exit code -9"}
 
@@ -252,18 +252,18 @@ def test_a_run_that_dies_takes_nothing_with_it(tmp_path, monkeypatch):
 def test_missing_data_of_one_case_stop_no_other(tmp_path):
     cases = [{"name": "here"}, {"name": "nowhere", "data": "no-such-data"}]
     study = Study.read(TASK | {"methods": {"fedavg": {}}, "cases": cases, "seeds": 1})
-    here, nowhere = carry_out(study, tmp_path / "a", progress=False)["rows"]
+    here, nowhere = run_study(study, tmp_path / "a", progress=False)["rows"]
     assert (here["seeds"], nowhere["seeds"]) == (1, 0)
     assert "data: unknown name 'no-such-data'" in nowhere["errors"][0]
     alone = Study.read(TASK | {"methods": {"fedavg": {}}, "data": "no-such-data"})
     with pytest.raises(ValueError, match="data: unknown name"):
-        carry_out(alone, tmp_path / "b", progress=False)
+        run_study(alone, tmp_path / "b", progress=False)
     assert not (tmp_path / "b").exists()
 
 
 def test_reading_a_study_that_is_half_done(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 1})
-    run_study(Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1}), tmp_path, progress=False)
+    run_branches(Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1}), tmp_path, progress=False)
     fedavg, scaffold = read_study(study, tmp_path)
     assert len(fedavg.outcomes[0].history) == 3
     assert scaffold.outcomes[0].error == "it has not been run"
@@ -271,7 +271,7 @@ def test_reading_a_study_that_is_half_done(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_stops_all_runs_and_the_same_command_goes_on(tmp_path):
-    words = [sys.executable, "-c", "from fedkeel.cli import main; main()", "compare", "--algorithms", "fedavg,scaffold"]
+    words = [sys.executable, "-c", "from fedkeel.cli.app import main; main()", "compare", "--algorithms", "fedavg,scaffold"]
     words += ["--seeds", "1", "--rounds", "120", "--jobs", "2", "--engine", "sequential"]
     going = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     for _ in range(600):

@@ -15,11 +15,11 @@ from fedkeel.engine.state.checkpoint import check_same
 from fedkeel.runs import named as runs
 from fedkeel.runs.config import RunConfig
 from fedkeel.study.changes import choose_methods, set_values
-from fedkeel.study.compare import carry_out
-from fedkeel.study.names import safe
+from fedkeel.study.compare import run_study
 from fedkeel.study.results.columns import better_is_less, is_column
 from fedkeel.study.results.numbers import Outcome, curves, of_run
 from fedkeel.study.study import Study, path_of
+from fedkeel.wording import file_name
 
 TASK = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
 COLUMNS = 120  # of the screen
@@ -58,8 +58,8 @@ def test_no_two_runs_share_a_directory(changes, words):
 
 @pytest.mark.parametrize("name", ["*", ".", "..", "/", "", "../..", "a/../b"])
 def test_a_name_never_leads_out_of_the_store(name):
-    assert safe(name).strip(".")
-    assert "/" not in safe(name)
+    assert file_name(name).strip(".")
+    assert "/" not in file_name(name)
     if name:
         branch = read(cases=[{"name": name}]).branches[0]
         assert path_of(Path("/store"), branch, 0).resolve().parts[:2] == ("/", "store")
@@ -278,10 +278,10 @@ def test_one_client_is_not_all_of_them(tmp_path, method, key):
     assert [branch.slug for branch in study.branches] == [f"{method}-{key}=1", f"{method}-{key}=1.0"]
     for value, other in ((1, 1.0), (1.0, 1)):
         out = tmp_path / repr(value)
-        carry_out(Study.read(task | {"methods": {method: {key: value}}, "seeds": 1}), out, jobs=1, progress=False)
+        run_study(Study.read(task | {"methods": {method: {key: value}}, "seeds": 1}), out, jobs=1, progress=False)
         again = Study.read(task | {"methods": {method: {key: other}}, "seeds": 1})
         with pytest.raises(ValueError, match=f"holds a run with {key} = {value}, this one has {other}"):
-            carry_out(again, out, jobs=1, progress=False)
+            run_study(again, out, jobs=1, progress=False)
     kept = {"settings": {"cohort": 1, "lr": 1}, "algorithm": {"lr": 1.0, "tracking": 1.0}}
     check_same(kept, {"settings": {"cohort": 1, "lr": 1.0}, "algorithm": {"lr": 1, "tracking": 1.0}})
     with pytest.raises(ValueError, match=r"resume: cohort is 1\.0 now, but 1 in the checkpoint"):
@@ -292,7 +292,7 @@ def test_one_client_is_not_all_of_them(tmp_path, method, key):
 
 def test_the_report_knows_one_client_from_all(tmp_path):
     methods = {"a": {"algorithm": "fedavg", "cohort": 1}, "b": {"algorithm": "fedavg", "cohort": 1.0}}
-    results = carry_out(read(rounds=1, methods=methods, seeds=1), tmp_path, jobs=1, progress=False)
+    results = run_study(read(rounds=1, methods=methods, seeds=1), tmp_path, jobs=1, progress=False)
     assert "cohort" not in results["task"]
     assert [repr(results["methods"][name]["cohort"]) for name in "ab"] == ["1", "1.0"]
 
@@ -300,7 +300,7 @@ def test_the_report_knows_one_client_from_all(tmp_path):
 def test_a_grid_may_be_over_rounds(tmp_path):
     task = TASK | {"rounds": 2, "target": 0.99, "evaluate_every": 1}
     study = Study.read(task | {"methods": {"fedavg": {"rounds": [3], "evaluate_every": [3]}}, "seeds": 1})
-    row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
+    row = run_study(study, tmp_path, jobs=1, progress=False)["rows"][0]
     assert (row["rounds"], row["evaluate_every"], row["reached_target"]) == (3, 3, 0)
 
 
@@ -363,7 +363,7 @@ def test_a_loss_that_is_no_number_is_never_the_least(tmp_path, monkeypatch):
     trial = itertools.count()
     monkeypatch.setattr("fedkeel.study.running.plan.of_run", diverges)
     study = read(methods={"fedavg": {"lr": [0.01, 0.3, 0.02]}}, seeds=1, search={"metric": "final_train_loss"})
-    results = carry_out(study, tmp_path, jobs=1, progress=False)
+    results = run_study(study, tmp_path, jobs=1, progress=False)
     assert results["rows"][0]["chosen"] == {"lr": 0.3}
     assert [z["score"] is None for z in results["search"][0]["trials"]] == [True, False, False]
 

@@ -15,6 +15,7 @@ from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.hyperparameters import is_number, plain
 from fedkeel.engine import seeding
 from fedkeel.errors import nearest, refuse
+from fedkeel.wording import COUNT_OR_SHARE
 
 STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
@@ -164,9 +165,6 @@ def _whole(name: str, value: object, least: int, bits: int = 63, otherwise: str 
         raise refuse(name, value, f"a whole number >= {least}{otherwise}")
     if value >= 2**bits:  # more than numpy can count, and torch can take for a seed
         raise refuse(name, value, f"a whole number < 2**{bits}")
-
-
-COUNT_OR_SHARE = ("cohort", "tracking")  # where 1 is one client, and 1.0 all of them
 
 
 def alike(key: str, then: Any, now: Any) -> bool:
