@@ -5,13 +5,14 @@ Importing this module loads neither torch nor numpy.
 
 from __future__ import annotations
 
+from fedkeel.files import read_toml
+
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedkeel.files import read_toml
 from fedkeel.runs.fields import LOCAL_STEPS, SETTINGS
 
 # For the splits that take them; None: the split's own.

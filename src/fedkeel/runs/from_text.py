@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any, get_type_hints
+from collections.abc import Iterable
 
 from fedkeel.core.hyperparameters import allowed
 from fedkeel.core.registry import lookup

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from fedkeel.runs.stored import stored
+
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.runs.config import PRETRAINED, SPLIT_OPTIONS, RunConfig, read, resolve, settings_of, with_lora_defaults
-from fedkeel.runs.stored import stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,8 +76,8 @@ def run(
     fed: Federation | None = None,
 ) -> Run:
     """Trains as the config says.  fresh: a run that `out` holds is replaced.  fed: the config's data, if they are loaded."""
-    from fedkeel.core.registry import make
     from fedkeel.engine.state import directory
+    from fedkeel.core.registry import make
     from fedkeel.engine.train import train
 
     config = resolve(config)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from fedkeel.engine.state.directory import HOW
+
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fedkeel.engine.settings import alike
-from fedkeel.engine.state.directory import HOW
 from fedkeel.files import read_toml
 from fedkeel.runs.config import RunConfig, read
 from fedkeel.runs.fields import SETTINGS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,8 +184,8 @@ def _seeds(given: int | list[int], task: RunConfig) -> tuple[int, ...]:
         return tuple(range(task.seed, task.seed + given))
     if "seed" in task.model_fields_set:
         raise ValueError(
-            f"seed = {task.seed} is not allowed beside seeds = {given}, which lists all seeds; leave it out, or make seeds a "
-            f"number, --seeds {len(given)}"
+            f"seed = {task.seed} is not allowed beside seeds = {given}, which lists them all; leave it out, or make seeds "
+            f"a number, --seeds {len(given)}"
         )
     return tuple(given)
 

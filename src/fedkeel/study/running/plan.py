@@ -193,7 +193,7 @@ def size(study: Study) -> tuple[int, int]:
 
 
 class Trials:
-    """The trials of one search. `waves` yields values to try. The caller adds each score to `scores` before the next wave."""
+    """The trials of one search. `waves` yields values to try; the caller adds their scores before the next wave."""
 
     def __init__(self, grid: Mapping[str, Sequence[Any]], way: str, metric: str) -> None:
         self.grid, self.way, self.less = dict(grid), way, better_is_less(metric)
