@@ -1,4 +1,4 @@
-"""Studies that were stopped, changed, moved, or are not complete: what is run, and what the report says of them."""
+"""Studies that were stopped, changed or are not complete: what runs again, and what a report says before the end."""
 
 import json
 import shutil
