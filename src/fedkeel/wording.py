@@ -1,6 +1,11 @@
-"""Numbers as text."""
+"""Numbers, values and names as text."""
 
 from __future__ import annotations
+
+import re
+from typing import Any
+
+COUNT_OR_SHARE = ("cohort", "tracking")  # settings where 1 means one client, and 1.0 means all of them
 
 
 def amount(number: float) -> str:
@@ -9,3 +14,16 @@ def amount(number: float) -> str:
         if abs(number) >= 0.9995 * size:
             return f"{number / size:.3g} {letter}"
     return f"{number:.3g}"
+
+
+def value_text(value: Any, key: str = "") -> str:
+    """A value as people read it, and as directories are called. key: the setting that has this value."""
+    if isinstance(value, float) and key in COUNT_OR_SHARE:
+        return f"{value:.6g}" if value < 1 else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def file_name(text: str) -> str:
+    """A text as the name of a file. It is never empty, and never leads to another directory."""
+    name = re.sub(r"[^\w.=+-]+", "_", text).strip("_")
+    return name if name.strip(".") else f"_{name}"

@@ -197,7 +197,7 @@ def test_out_cannot_be_written(fedkeel, tmp_path):
         ("reproduce lada/tab55", "recipe: unknown name 'lada/tab55'; did you mean lada/tab5"),
         ("compare --algorithms fedavg --set fedavg.rl=1", "fedavg: unknown hyper-parameter 'rl'; did you mean lr"),
         ("compare --algorithms fedavg,fedavg", "algorithms = 'fedavg,fedavg' is not allowed"),
-        ("compare --algorithms fedavg --set scaffold.lr=1", "scaffold is not among the compared: fedavg"),
+        ("compare --algorithms fedavg --set scaffold.lr=1", "scaffold is not among the methods: fedavg"),
         ("compare --algorithms fedavg --set lr=1", "it must be METHOD.NAME=VALUE"),
         ("compare --algorithms fedavg --set fedavg.lr=-1", "fedavg: lr = -1 is not allowed; it must be > 0"),
         ("compare --algorithms fedavg --target 2", "target = 2.0 is not allowed"),

@@ -72,7 +72,9 @@ pytestmark = [  # Ray's own code leaves files open
 ]
 
 from fedkeel.engine.runners import ray as engine  # noqa: E402
-from fedkeel.study.running.ray_runs import run_all  # noqa: E402
+from fedkeel.study.running.plan import StudyRun  # noqa: E402
+from fedkeel.study.running.ray_runs import RayPool  # noqa: E402
+from fedkeel.study.study import Study  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +355,12 @@ def test_whole_runs(free: Any, tmp_path: Path, shared: bool, monkeypatch: pytest
     good = [RunConfig(algorithm=name, rounds=3, clients=10, cohort=3) for name in ("fedavg", "scaffold")]
     bad = RunConfig(data="nothing", rounds=3, clients=10, cohort=3)
     outs = [tmp_path / str(i) for i in range(3)]
-    ended = dict(run_all([good[0], bad, good[1]], outs))
+    (branch,) = Study.read({"methods": {"fedavg": {}}}).branches
+    pool = RayPool("local")
+    for config, out in zip([good[0], bad, good[1]], outs, strict=True):
+        pool.start(StudyRun(branch, config, out), None)
+    ended = {outs.index(run.out): error for _ in outs for run, error in pool.ended()}
+    pool.close()
     assert ended[0] is None
     assert ended[2] is None
     assert "unknown name 'nothing'" in ended[1]

@@ -35,7 +35,13 @@ X0 = torch.linspace(-0.5, 0.7, D, dtype=torch.float64)
 PROBLEMS = [tuple(torch.from_numpy(z) for z in quadratic(FED, i)) for i in range(N)]
 
 CALM: dict[str, Any] = {"cohort": N, "local_steps": K, "batch_size": None}
-HARD: dict[str, Any] = {"cohort": 3, "local_steps": None, "local_epochs": 2, "batch_size": 4, "lr_decay": 0.9}  # K_i = 4, 6, 6, 4, 6
+HARD: dict[str, Any] = {
+    "cohort": 3,
+    "local_steps": None,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "lr_decay": 0.9,
+}  # K_i = 4, 6, 6, 4, 6
 
 
 def close(a: Any, b: Any, tolerance: float = 1e-9) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from fedkeel.runs import trackers
 from fedkeel.runs.config import RunConfig, resolve
-from fedkeel.study.running.plan import Job, steps_of
-from fedkeel.study.running.pools import Forks
+from fedkeel.study.running.plan import StudyPlan, StudyRun
+from fedkeel.study.running.pools import ForkPool
 from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
@@ -83,9 +83,10 @@ def test_a_tracker_learns_that_a_study_was_stopped(tmp_path, monkeypatch):
 
     monkeypatch.setitem(trackers.TRACKERS, "wandb", pretend)
     rows = []
-    pool = Forks(1, lambda job, row: rows.append(row), lambda: None)
-    job = Job("x", resolve(RunConfig(**TASK, rounds=100_000)), tmp_path / "x", trackers={"wandb": ""})
-    pool.start(job, None)
+    pool = ForkPool(1, lambda run, row: rows.append(row), lambda: None)
+    (branch,) = Study.read(TASK | {"methods": {"fedavg": {}}}).branches
+    config = resolve(RunConfig(**TASK, rounds=100_000))
+    pool.start(StudyRun(branch, config, tmp_path / "x", trackers={"wandb": ""}), None)
     begun = time.monotonic()
     while not rows and time.monotonic() - begun < 60:
         assert pool.ended() == []
@@ -127,8 +128,8 @@ def test_runs_of_two_studies_have_names_of_their_own(tmp_path):
     names = []
     for out in ("one", "two"):
         study = Study.read(TASK | {"rounds": 1, "methods": {"fedavg": {}}, "seeds": 1, "cases": [{"name": "a"}]})
-        plans = [steps_of(study, group, tmp_path / out, False, {}) for group in study.groups()]
-        names += [job.label for plan in plans for job in next(plan).jobs]
+        plan = StudyPlan(study, tmp_path / out)
+        names += [run.label for group in study.groups() for run in next(plan.branch_runs(group))]
     assert names == ["one-a-fedavg-seed0", "two-a-fedavg-seed0"]
 
 

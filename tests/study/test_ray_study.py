@@ -15,6 +15,7 @@ import pytest
 from fedkeel.cli import app as cli
 from fedkeel.engine.state import directory
 from fedkeel.engine.state.directory import RunDirectory
+from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 from tests.processes import children, forked, until
 
@@ -26,9 +27,9 @@ pytestmark = [  # Ray's own code leaves files open
 ]
 
 from fedkeel.engine.runners.ray import connect  # noqa: E402
-from fedkeel.study.running import ray_runs  # noqa: E402
-from fedkeel.study.running.plan import Job  # noqa: E402
-from fedkeel.study.running.pools import OnRay  # noqa: E402
+from fedkeel.study.running.plan import StudyRun  # noqa: E402
+from fedkeel.study.running.ray_runs import RayPool  # noqa: E402
+from fedkeel.study.study import Study  # noqa: E402
 
 TASK = ["--clients=10", "--cohort=3", "--local-steps=2", "--model=logistic", "--engine=sequential", "--seeds=2"]
 
@@ -75,7 +76,7 @@ def test_a_study_has_the_results_of_one_without_ray(cluster: Any, tmp_path: Path
     assert [row["final_accuracy"] for row in results[0]] == [row["final_accuracy"] for row in results[1]]
 
     with monkeypatch.context() as patch:  # all is complete: nothing is sent to the cluster
-        patch.setattr(ray_runs, "run_all", lambda *_, **__: pytest.fail("a complete run was started again"))
+        patch.setattr(RayPool, "start", lambda *_: pytest.fail("a complete run was started again"))
         assert compare(*words, "--ray", cluster.address, "--out", str(there)) == 0
 
     capsys.readouterr()  # a run that fails is told with its error, and stops no other
@@ -137,24 +138,30 @@ def test_a_run_waits_for_the_process_that_still_holds_its_directory(cluster: Any
 
     with forked(hold):
         until(held.exists)
-        ended = ray_runs.run_all([RunConfig(rounds=2, clients=10, cohort=3)], [tmp_path], cluster.address)
+        pool = RayPool(cluster.address)
+        pool.start(study_run(tmp_path), None)
         timer = threading.Timer(8.0, held.unlink)  # a task has begun by then, and tries once a second
         timer.start()
-        assert list(ended) == [(0, None)]
+        assert [error for _, error in pool.ended()] == [None]
         timer.join()
+        pool.close()
     assert directory.summary(tmp_path, 2) is not None
 
 
-def test_only_the_run_that_is_replaced_begins_anew(tmp_path, monkeypatch):
-    given = []
+def study_run(out: Path, fresh: bool = False) -> StudyRun:
+    (branch,) = Study.read({"methods": {"fedavg": {}}, "clients": 10, "cohort": 3}).branches
+    return StudyRun(branch, RunConfig(rounds=2, clients=10, cohort=3), out, fresh=fresh)
 
-    def stand_in(configs, outs, address, fresh):
-        given.extend(zip([out.name for out in outs], fresh, strict=True))
-        yield from ((number, "not run") for number in range(len(outs)))
 
-    monkeypatch.setattr(ray_runs, "run_all", stand_in)
-    pool = OnRay("local")
+def test_only_the_run_that_is_replaced_begins_anew(cluster: Any, tmp_path: Path) -> None:
+    for name in ("old", "partial"):
+        from_config.train(RunConfig(rounds=1, clients=10, cohort=3), tmp_path / name, progress=False)
+        (tmp_path / name / "summary.json").unlink()
+    first = {name: directory.history(tmp_path / name)[0]["seconds"] for name in ("old", "partial")}
+    pool = RayPool(cluster.address)
     for name, fresh in (("old", True), ("partial", False)):
-        pool.start(Job(name, RunConfig(rounds=2), tmp_path / name, fresh=fresh), None)
-    assert [error for _, error in pool.ended()] == ["not run"]
-    assert given == [("old", True), ("partial", False)]
+        pool.start(study_run(tmp_path / name, fresh), None)
+    assert [error for _ in range(2) for _, error in pool.ended()] == [None, None]
+    pool.close()
+    same = {name: directory.history(tmp_path / name)[0]["seconds"] == seconds for name, seconds in first.items()}
+    assert same == {"old": False, "partial": True}

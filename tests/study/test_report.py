@@ -19,7 +19,7 @@ from fedkeel.cli import study_tables as screen
 from fedkeel.engine.state import directory
 from fedkeel.runs import trackers
 from fedkeel.study.changes import tell_changes
-from fedkeel.study.compare import carry_out
+from fedkeel.study.compare import run_study
 from fedkeel.study.report import charts, svg
 from fedkeel.study.report.axis import Axis
 from fedkeel.study.report.figures import figures, looks
@@ -29,7 +29,7 @@ from fedkeel.study.report.table_text import as_latex, cells, differs, in_paper_u
 from fedkeel.study.report.write import draw_png, file_names, report, results_of
 from fedkeel.study.results.collect import as_csv
 from fedkeel.study.results.numbers import NOT_RUN
-from fedkeel.study.running.scheduler import run_study
+from fedkeel.study.running.scheduler import run_branches
 from fedkeel.study.study import Study
 from fedkeel.wording import amount
 
@@ -53,7 +53,7 @@ chromium = pytest.mark.skipif(
 def study(tmp_path_factory):
     """(directory, results) of a study with cases, a search, measurements and a paper's numbers."""
     out = tmp_path_factory.mktemp("study")
-    return out, carry_out(Study.read(FILE), out, progress=False, jobs=1, command="fedkeel compare <x>")
+    return out, run_study(Study.read(FILE), out, progress=False, jobs=1, command="fedkeel compare <x>")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def swept(tmp_path_factory):
     out = tmp_path_factory.mktemp("sweep")
     file = TASK | {"methods": {"gradma-s": {}, "fedavg": {}}, "seeds": 1}
     file |= {"rounds": 2, "sweep": {"beta1": [0.0, 0.5], "lr": [0.01, 0.1, 1.0]}}
-    return out, carry_out(Study.read(file), out, jobs=1, progress=False)
+    return out, run_study(Study.read(file), out, jobs=1, progress=False)
 
 
 # Content --------------------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_a_large_sweep_has_the_looks_of_its_methods():
 
 def test_one_axis_is_a_curve(tmp_path):
     file = TASK | {"methods": {"fedavg": {}, "padamfed": {}}, "sweep": {"lr": [0.01, 0.1, 1.0]}, "seeds": 1, "rounds": 2}
-    results = carry_out(Study.read(file), tmp_path, jobs=1, progress=False)
+    results = run_study(Study.read(file), tmp_path, jobs=1, progress=False)
     curve = next(one for one in figures(results) if one.name == "sweep-lr-final_accuracy")
     assert [one["x"] for one in curve.data["series"]] == [[0.01, 0.1, 1.0]] * 2
     assert results["robustness"][0]["decades"] >= 0
@@ -175,7 +175,7 @@ def test_one_axis_is_a_curve(tmp_path):
 
 def test_a_missing_point_is_a_gap(tmp_path):
     file = TASK | {"methods": {"fedavg": {}}, "sweep": {"lr": [0.01, 0.03, 0.1, 0.3, 1.0]}, "seeds": 2, "rounds": 2}
-    results = carry_out(Study.read(file), tmp_path, jobs=1, progress=False)
+    results = run_study(Study.read(file), tmp_path, jobs=1, progress=False)
     results["rows"][2] |= {"final_accuracy": None, "final_accuracy_std": None}
     curve = next(one for one in figures(results) if one.name == "sweep-lr-final_accuracy")
     root = xml.fromstring(curve.inline)
@@ -200,7 +200,7 @@ def test_one_seed_that_is_left_has_no_band_and_the_others_have(tmp_path):
         "rounds": 2,
     }
     file["methods"]["fedcm"] = {}
-    results = carry_out(Study.read(file), tmp_path, jobs=1, progress=False)
+    results = run_study(Study.read(file), tmp_path, jobs=1, progress=False)
     rows = [row for row in results["rows"] if row["method"] == "fedcm"]
     rows[0] |= {"seeds": 1, "best_accuracy_std": None, "errors": {1: "no memory"}}
     curve = next(one for one in figures(results) if one.name == "sweep-alpha-best_accuracy")
@@ -210,7 +210,7 @@ def test_one_seed_that_is_left_has_no_band_and_the_others_have(tmp_path):
 def test_costs_to_target_are_drawn_over_an_axis(tmp_path):
     method = {"fadamgt": {"lr": 0.01, "cost": {"fixed": 3, "tracking": 1}}, "fedavg": {"lr": 0.3, "cost": 2}}
     file = TASK | {"methods": method, "sweep": {"tracking": [1, 3]}, "seeds": 1, "target": 0.05}
-    results = carry_out(Study.read(file), tmp_path, jobs=1, progress=False)
+    results = run_study(Study.read(file), tmp_path, jobs=1, progress=False)
     drawn = {one.name: one for one in figures(results)}
     rounds, cost = (drawn[f"sweep-tracking-{z}_to_target"].data["series"][0]["y"] for z in ("rounds", "cost"))
     assert cost == pytest.approx([rounds[0] * (3 + 1 / 3), rounds[1] * 4])
@@ -226,7 +226,7 @@ def test_costs_to_target_are_drawn_over_an_axis(tmp_path):
 
 def test_a_study_under_way_and_a_single_run(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}, "scaffold": {}}, "seeds": 2})
-    carry_out(study, tmp_path, jobs=1, progress=False)
+    run_study(study, tmp_path, jobs=1, progress=False)
     for seed in (0, 1):
         shutil.rmtree(tmp_path / f"scaffold-seed{seed}")
     text = report(tmp_path).read_text()
@@ -243,12 +243,12 @@ def test_a_study_under_way_and_a_single_run(tmp_path):
     assert (tmp_path / "fedavg-seed0" / "report" / "accuracy-rounds.svg").exists()
     with pytest.raises(ValueError, match="holds neither a study"):
         report(tmp_path / "nothing")
-    assert run_study(study, tmp_path, jobs=1, progress=False)[1].outcomes[0].error is None  # and it goes on from there
+    assert run_branches(study, tmp_path, jobs=1, progress=False)[1].outcomes[0].error is None  # and it goes on from there
 
 
 def test_bars_say_the_same_as_the_table(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {"lr": 0.3}, "scaffold": {}, "fedprox": {}}, "seeds": 2, "target": 0.2})
-    carry_out(study, tmp_path, jobs=1, progress=False)
+    run_study(study, tmp_path, jobs=1, progress=False)
     for path in tmp_path.glob("scaffold-*"):
         shutil.rmtree(path)
     for path in tmp_path.glob("fedprox-*"):
@@ -376,7 +376,7 @@ def test_latex_has_the_columns_of_all_rows(study):
 def test_a_whole_number_and_a_fraction_are_the_same_column(tmp_path):
     paper = {"metric": "best_accuracy", "where": "Table 1", "at": [0, 1], "values": {"scaffold-alpha": [77.7, 88.8]}}
     file = TASK | {"methods": {"scaffold-alpha": {}}, "sweep": {"alpha": [0.0, 1.0]}, "seeds": 1, "rounds": 1}
-    carry_out(Study.read(file | {"paper": [paper]}), tmp_path, jobs=1, progress=False)
+    run_study(Study.read(file | {"paper": [paper]}), tmp_path, jobs=1, progress=False)
     table = re.search(r"<table class=papers>.*?</table>", (tmp_path / "report.html").read_text(), re.S)[0]
     assert "<td></td>" not in table
     assert ("77.7" in table, "88.8" in table) == (True, True)
@@ -391,7 +391,7 @@ def test_the_screen_marks_what_is_apart_too(study, capsys):
 
 def test_what_was_sent_without_reaching_a_target_is_told(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1, "target": 0.999})
-    row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
+    row = run_study(study, tmp_path, jobs=1, progress=False)["rows"][0]
     shown = {**cells(row, [0.999]), **{name: text for name, (text, _) in table_cells([row])[0].items()}}
     assert shown["floats to 0.999"] == f">{amount(row['floats'])}"
     assert shown["uploaded floats to 0.999"] == f">{amount(row['up'])}"
@@ -399,10 +399,10 @@ def test_what_was_sent_without_reaching_a_target_is_told(tmp_path):
 
 def test_a_loss_that_is_not_finite_spoils_neither_study_nor_page(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}, "fedprox": {}}, "seeds": 2})
-    run_study(study, tmp_path, jobs=1, progress=False)
+    run_branches(study, tmp_path, jobs=1, progress=False)
     path = tmp_path / "fedavg-seed0" / "metrics.jsonl"
     path.write_text(re.sub(r'("train_loss": )[^,]*(.*\n)\Z', r"\1Infinity\2", path.read_text()))  # in the last round
-    results = carry_out(study, tmp_path, jobs=1, progress=False)
+    results = run_study(study, tmp_path, jobs=1, progress=False)
     assert (results["rows"][0]["final_train_loss"], results["rows"][0]["final_train_loss_std"]) == (math.inf, None)
 
     def refused(word):
@@ -618,7 +618,7 @@ def test_trackers_are_told_every_round_and_imported_only_when_asked(tmp_path, mo
 
     monkeypatch.setitem(trackers.TRACKERS, "wandb", pretend)
     study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1})
-    run_study(study, tmp_path / "x", jobs=1, progress=False, trackers={"wandb": "mine"})
+    run_branches(study, tmp_path / "x", jobs=1, progress=False, trackers={"wandb": "mine"})
     assert rows[0] == ("mine", "x-fedavg-seed0", "fedavg")
     assert [row["round"] for row in rows[1:]] == [0, 1, 2, 3]
     assert "round" not in trackers.numbers(rows[1])
@@ -635,7 +635,7 @@ def test_tensorboard_event_files(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1})
-    run_study(study, tmp_path / "x", jobs=1, progress=False, trackers={"tensorboard": str(tmp_path / "tb")})
+    run_branches(study, tmp_path / "x", jobs=1, progress=False, trackers={"tensorboard": str(tmp_path / "tb")})
     events = EventAccumulator(str(tmp_path / "tb" / "x-fedavg-seed0"))
     events.Reload()
     assert [z.step for z in events.Scalars("test_accuracy")] == [0, 1, 2, 3]

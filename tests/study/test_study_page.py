@@ -6,7 +6,7 @@ from html import unescape
 
 import pytest
 
-from fedkeel.study.compare import carry_out
+from fedkeel.study.compare import run_study
 from fedkeel.study.report import charts, svg
 from fedkeel.study.report.axis import Axis
 from fedkeel.study.report.figures import figures
@@ -21,7 +21,7 @@ NOTHING = {"final_accuracy": None, "best_accuracy": None, "seeds": 0, "errors": 
 
 
 def found(out, **file):
-    return carry_out(Study.read(TASK | file), out, jobs=1, progress=False)
+    return run_study(Study.read(TASK | file), out, jobs=1, progress=False)
 
 
 def figure(results, name):

@@ -1,4 +1,4 @@
-"""The commands that run many runs: compare, sweep and reproduce make a study each, and carry it out in the same way."""
+"""The commands of studies: compare, sweep and reproduce each make a study and run it in the same way; report shows one."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def compare(
 
     The same command again continues where it was stopped.
     """
-    _nothing_else(ctx)
-    _carry_out(ctx, _assembled(_read(study), settings, shared), shared, out)
+    _refuse_unknown(ctx)
+    _run(ctx, _with_options(_read(study), settings, shared), shared, out)
 
 
 def sweep(
@@ -57,11 +57,11 @@ def sweep(
     """
     from fedkeel.study.changes import add_axes
 
-    _nothing_else(ctx, "over")
+    _refuse_unknown(ctx, "over")
     file = add_axes(_read(study), over or [])
     if not file.get("sweep"):
         raise ValueError("over: there is no axis; for example --over lr=1e-4:1:3, or a table [sweep] in the study file")
-    _carry_out(ctx, _assembled(file, settings, shared), shared, out)
+    _run(ctx, _with_options(file, settings, shared), shared, out)
 
 
 def reproduce(
@@ -99,11 +99,11 @@ def reproduce(
     from fedkeel.study.changes import add_axes, choose_cases, tell_changes
     from fedkeel.study.recipes import read as recipes
 
-    _nothing_else(ctx, "list", "show", "scale", "cases", "over")
+    _refuse_unknown(ctx, "list", "show", "scale", "cases", "over")
     if list_ or name is None:
         return screen.recipe_table(recipes.listed())
     recipe = recipes.read(name, scale)
-    file = _assembled(add_axes(choose_cases(recipe.file, cases), over or []), settings, shared)
+    file = _with_options(add_axes(choose_cases(recipe.file, cases), over or []), settings, shared)
     others = [*(shared.changes or []), *(over or []), *(f"search {one}" for one in shared.search or [])]
     file = tell_changes(file, settings | {"seeds": shared.seeds, "target": shared.target}, others)
     if show:
@@ -112,11 +112,11 @@ def reproduce(
         from fedkeel.files import as_toml
         from fedkeel.study.study import Study
 
-        Study.read(file)  # what cannot be run is not shown either
+        Study.read(file)  # raises if it cannot be run
         return typer.echo(tomli_w.dumps(as_toml(file)))
     suffix = "" if scale == "paper" else f"-{scale}"
     store = out or Path("runs") / (recipe.runs + suffix)
-    _carry_out(ctx, file, shared, out or Path("runs") / (name + suffix), store)
+    _run(ctx, file, shared, out or Path("runs") / (name + suffix), store)
 
 
 def report(
@@ -143,22 +143,22 @@ def _read(study: Path | None) -> dict[str, Any]:
     from fedkeel.study.file import read_parts
 
     values = read_settings(study) if study else {}
-    read_parts(values)  # options change a file part by part: each must be what it should be
+    read_parts(values)  # Options change parts of the file, so every part must be valid before that.
     return values
 
 
-def _nothing_else(ctx: typer.Context, *own: str) -> None:
-    """Options that nobody knows are not hyper-parameters here, since there are several methods."""
+def _refuse_unknown(ctx: typer.Context, *others: str) -> None:
+    """Refuses unknown options. They cannot be hyper-parameters here, because there are several methods."""
     if ctx.args:
         hint = "hyper-parameters are set by method here: --set fedavg.lr=0.1"
         option = ctx.args[0].partition("=")[0]
         if option == "over":
             raise ValueError("unknown option --over; `fedkeel sweep` has it")
         shared = ["set" if name == "changes" else name for name in SHARED]
-        raise unknown(option, (*TASK, *shared, "out", *own), hint)
+        raise unknown(option, (*TASK, *shared, "out", *others), hint)
 
 
-def _assembled(file: Mapping[str, Any], settings: Mapping[str, Any], shared: SimpleNamespace) -> dict[str, Any]:
+def _with_options(file: Mapping[str, Any], settings: Mapping[str, Any], shared: SimpleNamespace) -> dict[str, Any]:
     """The content of a study file, changed by the options of the command line."""
     from fedkeel.study.changes import change_search, choose_methods, override, refuse_swept, set_values
 
@@ -173,28 +173,27 @@ def _assembled(file: Mapping[str, Any], settings: Mapping[str, Any], shared: Sim
     return changed
 
 
-def _carry_out(
-    ctx: typer.Context, file: dict[str, Any], shared: SimpleNamespace, out: Path, store: Path | None = None
-) -> None:
+def _run(ctx: typer.Context, file: dict[str, Any], shared: SimpleNamespace, out: Path, store: Path | None = None) -> None:
     from fedkeel.cli import study_tables as screen
     from fedkeel.runs import trackers
-    from fedkeel.study.compare import carry_out
+    from fedkeel.study.compare import run_study
     from fedkeel.study.study import Study
 
     if shared.jobs is not None and shared.jobs < 1:
         raise ValueError(f"jobs = {shared.jobs} is not allowed; it must be a whole number >= 1")
-    asked = {name: getattr(shared, name) for name in trackers.TRACKERS if getattr(shared, name) is not None}
-    if shared.ray is not None and (asked or shared.jobs is not None):
-        name = next(iter(asked), "jobs")
+    chosen = {name: getattr(shared, name) for name in trackers.TRACKERS if getattr(shared, name) is not None}
+    if shared.ray is not None and (chosen or shared.jobs is not None):
+        name = next(iter(chosen), "jobs")
         raise ValueError(
             f"{name} is not allowed with ray: runs go to all cores of the cluster, and send no rows until they end"
         )
-    trackers.check(asked)
+    trackers.check(chosen)
     study = Study.read(file)
-    options: dict[str, Any] = {"fresh": shared.fresh, "jobs": shared.jobs, "ray": shared.ray, "trackers": asked}
-    again = shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh")  # or what is complete would be lost
+    options: dict[str, Any] = {"fresh": shared.fresh, "jobs": shared.jobs, "ray": shared.ray, "trackers": chosen}
+    # With --fresh, going on would lose the runs that are complete.
+    again = shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh")
     with stopped(again, lambda: True):
-        results = carry_out(study, out, store=store, command=ctx.obj, **options)
+        results = run_study(study, out, store=store, command=ctx.obj, **options)
     screen.comparison(results, out)
     if any(row["errors"] for row in results["rows"]):
         raise typer.Exit(1)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.cli.tables import console, table
-from fedkeel.study.names import plain
 from fedkeel.study.report.table_text import (
     APART,
     NOT_COMPARABLE,
@@ -21,6 +20,7 @@ from fedkeel.study.report.table_text import (
     place_of,
     robust_over,
 )
+from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
     for one in results["search"]:
         chosen = [trial for trial in one["trials"] if trial["chosen"]]
         values = {key: z for trial in chosen for key, z in trial.items() if key not in ("score", "error", "chosen")}
-        told = one["note"] or ", ".join(f"{key} {plain(z, key)}" for key, z in values.items())
+        told = one["note"] or ", ".join(f"{key} {value_text(z, key)}" for key, z in values.items())
         if told:
             screen.print(f"search: {one['name']}: {told}", soft_wrap=True)
     for row in [row for row in rows if row["dropped"]]:

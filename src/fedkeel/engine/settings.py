@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.hyperparameters import allowed, fits, python_number
 from fedkeel.errors import nearest, refuse
+from fedkeel.wording import COUNT_OR_SHARE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # nothing can stop a client of these engines
-COUNT_OR_SHARE = ("cohort", "tracking")  # here 1 means one client and 1.0 means all clients
 
 
 def setting(

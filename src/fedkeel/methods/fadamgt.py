@@ -13,7 +13,7 @@ from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.adam import Adam
-from fedkeel.rules.tracking import check_part, pick
+from fedkeel.rules.tracking import check_part, count, pick
 
 
 class Server(NamedTuple):
@@ -72,6 +72,10 @@ class FAdamGT(Algorithm):
 
     def draw(self, rng: np.random.Generator, ids: Sequence[int]) -> dict[str, np.ndarray]:
         return {"tracks": pick(rng, len(ids), self.tracking)}
+
+    def tracking_clients(self, S: int) -> int:
+        """Y: how many of S clients track."""
+        return count(S, self.tracking)
 
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)

@@ -26,10 +26,16 @@ def pick(rng: np.random.Generator, S: int, wanted: float | None) -> np.ndarray:
     """1 for clients chosen at random, 0 for the others, [S]. wanted: a count (int), a fraction (float), or None for all."""
     if wanted is None:
         return np.ones(S)
-    count = max(1, round(wanted * S)) if isinstance(wanted, float) else wanted
     chosen = np.zeros(S)
-    chosen[rng.permutation(S)[: min(count, S)]] = 1
+    chosen[rng.permutation(S)[: count(S, wanted)]] = 1
     return chosen
+
+
+def count(S: int, wanted: float | None) -> int:
+    """How many of S clients `pick` chooses."""
+    if wanted is None:
+        return S
+    return min(max(1, round(wanted * S)) if isinstance(wanted, float) else wanted, S)
 
 
 def check_part(name: str, wanted: float | None, p: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Changes to the content of a study file that the command line asks for; what it says wins over all parts of the file."""
+"""Options of the command line as changes to the content of a study file. An option wins over all parts of the file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fedkeel.engine.state.directory import HOW
 from fedkeel.runs.config import REPLACES, SETTINGS, RunConfig
 from fedkeel.runs.text_values import hyperparameters, literal
 from fedkeel.study.file import split_keys
-from fedkeel.study.names import plain
 from fedkeel.study.results.columns import of_target
+from fedkeel.wording import value_text
 
 File = dict[str, Any]
 WORDS = [name for name, about in SETTINGS.items() if isinstance(about.default, str)]  # settings whose values are names
 
-NO_TASK = ("seeds", "seed", "evaluate_every", "metrics", "device")  # what may change without making it another task
+SAME_TASK = ("seeds", "seed", "evaluate_every", "metrics", "device")  # A change of these does not make another task.
 
 
 def refuse_swept(file: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """An axis of a sweep takes the place of a setting of the command line, so both together are an error."""
+    """Refuses settings that an axis of the sweep would replace."""
     tables = [{}, *file.get("methods", {}).values()]
     for key, value in settings.items():
         if axis := _axis_of(key, tables, file):
@@ -30,8 +30,9 @@ def refuse_swept(file: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def _axis_of(key: str, tables: Sequence[Mapping[str, Any]], file: Mapping[str, Any]) -> str | None:
-    """The axis whose values would take the place of this one's in a method with one of these tables."""
-    for axis in file.get("sweep", {}):
+    """The axis that replaces this setting in a method with one of these tables."""
+    sweep: Mapping[str, Any] = file.get("sweep", {})
+    for axis in sweep:
         names = {table.get("over", {}).get(axis, axis) for table in tables}
         if key in names.union(*(REPLACES.get(name, ()) for name in names)):
             return axis
@@ -39,14 +40,14 @@ def _axis_of(key: str, tables: Sequence[Mapping[str, Any]], file: Mapping[str, A
 
 
 def _instead(axis: str) -> str:
-    return f"the study sweeps over {axis}; --over {axis}=VALUES, of sweep and reproduce, gives that axis other values"
+    return f"the study sweeps over {axis}; --over {axis}=VALUES (of sweep and reproduce) gives that axis other values"
 
 
 def override(file: Mapping[str, Any], settings: Mapping[str, Any]) -> File:
-    """New settings of the run, in place of those of the file, its cases and its methods."""
+    """Replaces settings of the run in the file, its cases and its methods."""
     task, study = split_keys(copy.deepcopy(dict(file)))
     task = RunConfig(**task).changed(**settings).given
-    task = {key: z for key, z in task.items() if z is not None}  # a value that another one replaced
+    task = {key: z for key, z in task.items() if z is not None}  # None: another setting has replaced it
     gone = {old for key in settings for old in (key, *REPLACES.get(key, ()))}
     tables = [*study.get("cases", []), *study.get("methods", {}).values()]
     tables += [table for case in study.get("cases", []) for table in case.get("methods", {}).values()]
@@ -62,7 +63,7 @@ def choose_methods(file: File, names: str) -> File:
     listed = [name.strip() for name in names.split(",") if name.strip()] or list(tables)
     if len(set(listed)) < len(listed):
         raise ValueError(f"algorithms = {names!r} is not allowed; it must be different names")
-    others = set(tables) - set(listed)  # a name that is not among the tables stays, to be refused
+    others = set(tables) - set(listed)  # Unknown names in cases stay, so that they are refused later.
     cases = [dict(case) | {"methods": _without(others, case.get("methods", {}))} for case in file.get("cases", [])]
     paper = [one | {"values": _without(others, one["values"])} for one in file.get("paper", [])]
     return file | {"methods": {name: dict(tables.get(name, {})) for name in listed}, "cases": cases, "paper": paper}
@@ -73,18 +74,18 @@ def _without(names: set[str], values: Mapping[str, Any]) -> File:
 
 
 def set_values(file: File, changes: Sequence[str]) -> File:
-    """Hyper-parameters of --set METHOD.NAME=VALUE; several values with commas between them are a grid to be searched."""
+    """Hyper-parameters of --set METHOD.NAME=VALUE. Several values, joined by commas, are a grid to search."""
     methods = file["methods"]
     for change in changes:
-        # a label may have dots itself, and may be the beginning of another
+        # A label may contain dots, and may be the beginning of another label.
         name = max((z for z in methods if change.startswith(f"{z}.")), key=len, default=change.partition(".")[0])
         key, equals, text = change.removeprefix(f"{name}.").partition("=")
         if "." not in change or not equals:
             raise ValueError(f"set = {change!r} is not allowed; it must be METHOD.NAME=VALUE, for example fedlada.lr=0.01")
         if name not in methods:
-            raise ValueError(f"set = {change!r} is not allowed; {name} is not among the compared: {', '.join(methods)}")
-        own = [methods[name]] + [case["methods"][name] for case in file["cases"] if name in case["methods"]]
-        if axis := _axis_of(key.replace("-", "_"), own, file):
+            raise ValueError(f"set = {change!r} is not allowed; {name} is not among the methods: {', '.join(methods)}")
+        tables = [methods[name]] + [case["methods"][name] for case in file["cases"] if name in case["methods"]]
+        if axis := _axis_of(key.replace("-", "_"), tables, file):
             raise ValueError(f"set = {change!r} is not allowed: {_instead(axis)}")
         tried = [hyperparameters(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
         one_value = len(tried) == 1 and not isinstance(SETTINGS[key].default if key in SETTINGS else None, tuple)
@@ -93,24 +94,25 @@ def set_values(file: File, changes: Sequence[str]) -> File:
         for case in file["cases"]:
             mine = case["methods"].pop(name, {})
             mine = {key: z for key, z in mine.items() if key not in values}
-            mine |= {
-                key: z for key, z in values.items() if key in case
-            }  # or the case's, which is for all methods, would win
+            # Otherwise the case's value for all methods would win.
+            mine |= {key: z for key, z in values.items() if key in case}
             case["methods"] |= {name: mine} if mine else {}
     return file | {"methods": methods}
 
 
 def choose_cases(file: File, patterns: str) -> File:
-    """The cases whose names fit one of the patterns of --cases, a comma between them: patterns with `*`, or whole words of
-    the name, so that `cifar-10` does not mean CIFAR-100."""
+    """The cases whose names fit one of the patterns of --cases, joined by commas.
+
+    A pattern has a `*`, or is made of whole words of the name: `cifar-10` does not mean CIFAR-100.
+    """
     wanted = [z.strip().lower() for z in patterns.split(",") if z.strip()]
     if not patterns:
         return file
     names = [case["name"] for case in file.get("cases", [])]
     kept = [name for name in names if any(_fits(name.lower(), pattern) for pattern in wanted)]
     if not kept:
-        told = ", ".join(names) or "there are none in this study"
-        raise ValueError(f"cases = {patterns!r} is not allowed; it must fit one of: {told}")
+        known = ", ".join(names) or "there are none in this study"
+        raise ValueError(f"cases = {patterns!r} is not allowed; it must fit one of: {known}")
     paper = [_at_cases(one, names, kept) for one in file.get("paper", [])]
     search = dict(file.get("search", {}))
     if search.get("case") not in (None, *kept):
@@ -125,7 +127,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def _at_cases(paper: Mapping[str, Any], names: Sequence[str], kept: Sequence[str]) -> File:
-    """A paper's numbers for the cases that are kept."""
+    """The numbers of a paper for the cases that are kept."""
     at = paper.get("at") or list(names)
     keep = [i for i, name in enumerate(at) if name in kept or name not in names]
     values = {method: [z[i] for i in keep] for method, z in paper["values"].items()}
@@ -133,7 +135,7 @@ def _at_cases(paper: Mapping[str, Any], names: Sequence[str], kept: Sequence[str
 
 
 def add_axes(file: File, over: Sequence[str]) -> File:
-    """Axes of --over NAME=VALUES: values with commas between them, or FROM:TO:POINTS-PER-DECADE."""
+    """Axes of --over NAME=VALUES: values joined by commas, or FROM:TO:POINTS-PER-DECADE."""
     sweep, given = dict(file.get("sweep", {})), set()
     for one in over:
         name, equals, text = one.partition("=")
@@ -153,21 +155,30 @@ def add_axes(file: File, over: Sequence[str]) -> File:
             sweep[name] = {"from": float(parts[0]), "to": float(parts[1])} | density
         else:
             sweep[name] = [literal(z) for z in text.split(",")]
-        for old in REPLACES.get(name, ()):  # one of the file, in whose place this one is
+        for old in REPLACES.get(name, ()):  # an axis of the file that this one replaces
             sweep.pop(old, None)
     return file | {"sweep": sweep} if sweep else file
 
 
 def tell_changes(file: File, settings: Mapping[str, Any], others: Sequence[str] = ()) -> File:
-    """Says in the text of a recipe what options have replaced; on another task, ours are not the same thing as the paper's
-    numbers, unless the text itself names the option. others: of --set, --over and --search, as they were given."""
+    """Says in the text of a recipe what options have changed.
+
+    If an option makes it another task, our numbers are marked as not comparable with the paper's. An option that the text
+    of the recipe offers does not. others: the values of --set, --over and --search.
+    """
     shown = {key: z for key, z in settings.items() if key not in HOW and z is not None}
-    told = ", ".join([f"{key} = {plain(z)}" for key, z in shown.items()] + [z.replace("=", " = ", 1) for z in others])
-    if not told:
+    changes = ", ".join(
+        [f"{key} = {value_text(z)}" for key, z in shown.items()] + [z.replace("=", " = ", 1) for z in others]
+    )
+    if not changes:
         return file
     text = file.get("about", "")
-    about = f"Changed by options, in place of what is said below: {told}. {text}"
-    task = {key for key, z in shown.items() if key not in NO_TASK and f"`--{key.replace('_', '-')} {plain(z)}`" not in text}
+    about = f"Changed by options, in place of what is said below: {changes}. {text}"
+    task = {
+        key
+        for key, z in shown.items()
+        if key not in SAME_TASK and f"`--{key.replace('_', '-')} {value_text(z)}`" not in text
+    }
     paper = [
         one | ({"comparable": False} if task - {"rounds" if of_target(one["metric"]) else "target"} else {})
         for one in file.get("paper", [])
@@ -176,7 +187,7 @@ def tell_changes(file: File, settings: Mapping[str, Any], others: Sequence[str] 
 
 
 def change_search(file: File, changes: Sequence[str]) -> File:
-    """How grids are searched, from --search KEY=VALUE."""
+    """Changes how grids are searched, by --search KEY=VALUE."""
     search = dict(file.get("search", {}))
     for one in changes:
         key, equals, text = one.partition("=")

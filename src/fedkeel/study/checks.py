@@ -1,24 +1,47 @@
-"""What the parts of a study must be to each other: everything wrong is found before anything is run."""
+"""What a study may set, and checks of its parts against each other. All errors are found before the first run."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from fedkeel.core.hyperparameters import is_number
+from fedkeel.core.registry import lookup
 from fedkeel.errors import nearest
-from fedkeel.runs.config import SETTINGS
+from fedkeel.runs.config import SETTINGS, RunConfig
 from fedkeel.study.file import Search, StudyFile
-from fedkeel.study.names import names_of, plain, safe
 from fedkeel.study.results.columns import check_column, needs
+from fedkeel.wording import file_name, value_text
 
 if TYPE_CHECKING:
     from fedkeel.study.study import Branch
 
-LONGEST = 200  # bytes of a directory's name; file systems take 255, and seeds and trials are added
+LONGEST = 200  # bytes of a directory's name: file systems allow 255, and the seed is added to it
 IN_TABLES = "methods have tables, [methods.NAME]"
-# Settings that the study itself gives to its runs -> what to do instead of sweeping over them.
+# Settings that no axis may have, because the study sets them -> what to do instead.
 NO_AXES = {"seed": "give the runs their seeds by `seeds`", "algorithm": IN_TABLES, "hyperparameters": IN_TABLES}
+
+
+def fields_of(label: str, table: Mapping[str, Any]) -> list[str]:
+    """The hyper-parameters of the method that a table is about."""
+    method = lookup(table.get("algorithm", label))
+    return [one.name for one in dataclasses.fields(method)]  # type: ignore[arg-type]
+
+
+def names_of(file: StudyFile) -> set[str]:
+    """All settings, and the hyper-parameters of all methods."""
+    return set(SETTINGS).union(*(fields_of(label, table) for label, table in file.methods.items()))
+
+
+def takes_counts(axis: str, file: StudyFile) -> bool:
+    """May the values of an axis be whole numbers, such as those of local_steps, cohort or memory?"""
+    for label, table in file.methods.items():
+        kinds = get_type_hints(RunConfig) | get_type_hints(lookup(table.get("algorithm", label)))
+        kind = kinds.get(table.get("over", {}).get(axis, axis))
+        if int in (kind, *get_args(kind)):
+            return True
+    return False
 
 
 def check_file(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
@@ -34,36 +57,36 @@ def check_file(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
         check_values(f"sweep: {name}", name, values)
     names = [case["name"] for case in file.cases]
     if not all(names) or len(set(names)) < len(names):
-        raise ValueError("cases: every case must have a name of its own")
+        raise ValueError("cases: every case must have a name that no other case has")
     if file.search.case is not None and file.search.case not in names:
         raise ValueError(f"search: unknown case {file.search.case!r}{nearest(file.search.case, names)}")
     for where, seeds in [("", file.seeds)] + [(f"cases: {z['name']}: ", z["seeds"]) for z in file.cases if "seeds" in z]:
-        many = len(seeds) if isinstance(seeds, list) else seeds
-        if many < 1 or (isinstance(seeds, list) and (min(seeds) < 0 or len(set(seeds)) < many)):
+        count = len(seeds) if isinstance(seeds, list) else seeds
+        if count < 1 or (isinstance(seeds, list) and (min(seeds) < 0 or len(set(seeds)) < count)):
             raise ValueError(f"{where}seeds = {seeds!r} is not allowed; it must be a whole number >= 1, or different seeds")
-    targets(file.target)
+    check_targets(file.target)
 
 
-def targets(given: Any) -> tuple[float, ...]:
+def check_targets(given: Any) -> tuple[float, ...]:
     """The targets of a study or case, checked."""
-    many = given if isinstance(given, list) else [] if given is None else [given]
-    for one in many:
+    targets = given if isinstance(given, list) else [] if given is None else [given]
+    for one in targets:
         if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one <= 1:
             raise ValueError(f"target = {one!r} is not allowed; it must be an accuracy > 0 and <= 1")
-    if len(set(many)) < len(many):
+    if len(set(targets)) < len(targets):
         raise ValueError(f"target = {given!r} is not allowed; targets must differ")
-    return tuple(many)
+    return tuple(targets)
 
 
-def check_case(own: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile) -> None:
+def check_case(values: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile) -> None:
     known = names_of(file)
-    for key in own:
+    for key in values:
         if key not in known:
             raise ValueError(
                 f"cases: {case['name']}: unknown key {key!r}{nearest(key, sorted(known | {'target', 'methods', 'seeds'}))}"
             )
         if key in ("algorithm", "hyperparameters"):
-            raise ValueError(f"cases: {case['name']}: {key} = {own[key]!r} is not allowed; {IN_TABLES}")
+            raise ValueError(f"cases: {case['name']}: {key} = {values[key]!r} is not allowed; {IN_TABLES}")
     for label in case.get("methods", {}):
         if label not in file.methods:
             raise ValueError(f"cases: {case['name']}: {label} is not among the methods: {', '.join(file.methods)}")
@@ -76,12 +99,12 @@ def check_method(label: str, table: Mapping[str, Any], fields: Sequence[str]) ->
     for axis, key in table.get("over", {}).items():
         if key not in known:
             raise ValueError(f"methods: {label}: over.{axis} = {key!r} is not allowed{nearest(key, known)}")
-    _check_cost(label, table.get("cost"), fields)
+    _check_cost(label, table.get("cost"), lookup(table.get("algorithm", label)))
 
 
-def _check_cost(label: str, cost: Any, fields: Sequence[str]) -> None:
+def _check_cost(label: str, cost: Any, method: type) -> None:
     parts = [cost]
-    if isinstance(cost, dict) and set(cost) == {"fixed", "tracking"} and "tracking" in fields:
+    if isinstance(cost, dict) and set(cost) == {"fixed", "tracking"} and hasattr(method, "tracking_clients"):
         parts = list(cost.values())
     if cost is not None and not all(is_number(z) and z >= 0 for z in parts):
         raise ValueError(
@@ -91,15 +114,15 @@ def _check_cost(label: str, cost: Any, fields: Sequence[str]) -> None:
 
 
 def check_branch(branch: Branch, file: StudyFile) -> None:
-    """Settings that mean nothing without another, or beside it."""
+    """Refuses settings that would have no effect together with others."""
     if file.resplit and "split_seed" in branch.config.given:
         raise ValueError(
             f"split_seed = {branch.config.split_seed} is not allowed with resplit: every run's split has the run's seed"
         )
     if branch.targets and branch.config.evaluate_every == 0:
         raise ValueError(
-            f"evaluate_every = 0 is not allowed with a target: {branch.name} is evaluated at its end only, so when it was "
-            "reached would not be known"
+            f"evaluate_every = 0 is not allowed with a target: {branch.name} is evaluated only at its end, so the round "
+            "that reaches it would not be known"
         )
     if branch.targets and file.target_on == "train_accuracy" and "train" not in branch.config.metrics:
         raise ValueError(
@@ -108,20 +131,20 @@ def check_branch(branch: Branch, file: StudyFile) -> None:
 
 
 def check_values(where: str, key: str, values: Sequence[Any]) -> None:
-    """Every value of an axis or grid must have a directory of its own."""
+    """No two values of an axis or grid may lead to the same directory."""
     if not values:
         raise ValueError(f"{where} has no values")
     known: dict[str, Any] = {}
     for value in values:
-        if (name := safe(plain(value, key))) in known:
+        if (name := file_name(value_text(value, key))) in known:
             other = known[name]
-            told = f"{value!r} twice" if repr(other) == repr(value) else f"{other!r} and {value!r}, which are too much alike"
-            raise ValueError(f"{where} has {told}; values must differ, numbers in their first six digits")
+            pair = f"{value!r} twice" if repr(other) == repr(value) else f"{other!r} and {value!r}, which are too much alike"
+            raise ValueError(f"{where} has {pair}; values must differ, numbers in their first six digits")
         known[name] = value
 
 
 def check_directories(branches: Sequence[Branch]) -> None:
-    """Names may have any signs, directories may not: two branches must not end up in the same one."""
+    """Two branches must not share a directory: names may have any characters, directories may not."""
     known: dict[str, Branch] = {}
     for branch in branches:
         if any(len(part.encode()) > LONGEST for part in branch.slug.split("/")):
@@ -134,7 +157,7 @@ def check_directories(branches: Sequence[Branch]) -> None:
 
 
 def check_search(search: Search, branches: Sequence[Branch], target_on: str) -> None:
-    """What a choice is by must be measured, and not on a seed of the runs that count."""
+    """The metric of a search must be measured, and its seed must not be one of the runs that count."""
     check_column("search: metric", search.metric)
     first = {(branch.method, *branch.axes.values()): branch.grid for branch in branches if branch.case == search.case}
     for branch in [branch for branch in branches if search.case is not None]:
@@ -143,7 +166,7 @@ def check_search(search: Search, branches: Sequence[Branch], target_on: str) -> 
             differs = ", ".join(sorted(there.keys() ^ branch.grid.keys()))
             raise ValueError(
                 f"search: case = {search.case!r} is not allowed: {differs} of {branch.method} is searched in some cases and "
-                "set in others, so its choice could not be used in all"
+                "set in others, so its choice cannot be used in all"
             )
     for branch in [branch for branch in branches if branch.grid]:
         if lacks := needs(search.metric, branch, target_on):
@@ -151,5 +174,5 @@ def check_search(search: Search, branches: Sequence[Branch], target_on: str) -> 
         if search.seed in branch.seeds:
             raise ValueError(
                 f"search: seed = {search.seed} is not allowed; it is one of the seeds of {branch.name}, so the choice "
-                "would be by runs that count"
+                "would depend on runs that count"
             )

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.runs.config import RunConfig
-from fedkeel.study.checks import targets
+from fedkeel.study.checks import check_targets
 from fedkeel.study.report.write import write_report
 from fedkeel.study.results.collect import begin, collect, write
 from fedkeel.study.results.label_counts import count_splits
 from fedkeel.study.results.numbers import Row
-from fedkeel.study.running.scheduler import run_study
+from fedkeel.study.running.scheduler import run_branches
 from fedkeel.study.study import Study
 
 
@@ -30,10 +30,10 @@ def compare(
 ) -> list[Row]:
     """Runs every method with the seeds config.seed, config.seed + 1, ... and returns one row per method.
 
-    algorithms: names, or names with their hyper-parameters.  target: test accuracy to be reached, for the costs until then.
-    Every run has a directory of its own in `out`; complete ones are not run again, partial ones are continued (fresh:
-    replaced). A run that fails is in `errors` of its row and stops no other. `out` gets results.json, table.csv and
-    report.html; command: what to show there as their origin.
+    algorithms: names, or names with their hyper-parameters.  target: a test accuracy; rows have the costs to reach it.
+    Every run has a directory in `out`. Complete runs are not run again, and partial ones continue (fresh: all are replaced).
+    A run that fails is in `errors` of its row and does not stop the others. `out` gets results.json, table.csv and
+    report.html.  command: what the report shows as its origin.
 
     >>> compare(RunConfig(rounds=50), ["fedavg", "scaffold"], seeds=3, target=0.9)
     """
@@ -42,13 +42,14 @@ def compare(
         raise ValueError("algorithms: a name is there twice")
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ValueError(f"seeds = {seeds!r} is not allowed; it must be a whole number >= 1")
-    targets(target)
+    check_targets(target)
     file = {key: z for key, z in config.given.items() if key not in ("algorithm", "hyperparameters")}
     study = Study.read(file | {"methods": {name: dict(z) for name, z in methods.items()}, "seeds": seeds, "target": target})
-    return carry_out(study, Path(out), fresh=fresh, jobs=jobs, progress=progress, command=command)["rows"]
+    results = run_study(study, Path(out), fresh=fresh, jobs=jobs, progress=progress, command=command)
+    return list(results["rows"])
 
 
-def carry_out(
+def run_study(
     study: Study,
     out: Path,
     *,
@@ -60,11 +61,19 @@ def carry_out(
     command: str = "",
     trackers: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Runs a study and writes what it found to `out`. store: where its runs lie, if not there."""
+    """Runs a study, and writes results and report to `out`. store: the directory of all runs, if it is another one."""
     store = store or out
-    options: dict[str, Any] = {"fresh": fresh, "jobs": jobs, "ray": ray, "progress": progress, "trackers": trackers}
-    found = run_study(study, store, begin=lambda: begin(study, out, store, command, fresh), **options)
-    results = collect(study, found, command) | {"partitions": count_splits(study, out)}
+    branches = run_branches(
+        study,
+        store,
+        fresh=fresh,
+        jobs=jobs,
+        ray=ray,
+        progress=progress,
+        trackers=trackers,
+        begin=lambda: begin(study, out, store, command, fresh),
+    )
+    results = collect(study, branches, command) | {"partitions": count_splits(study, out)}
     write(results, out)
     write_report(results, out)
     return results

@@ -1,17 +1,15 @@
-"""A study: cases x methods x axes, each with its seeds and perhaps a grid to be searched; what a study file expands to."""
+"""A study: cases x methods x axes. Every combination is a branch, with its seeds and perhaps a grid to search."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from fedkeel.core.registry import make
 from fedkeel.engine.settings import Settings
-from fedkeel.rules.tracking import pick
 from fedkeel.runs.config import SETTINGS, RunConfig, resolve
 from fedkeel.study.checks import (
     IN_TABLES,
@@ -21,60 +19,66 @@ from fedkeel.study.checks import (
     check_file,
     check_method,
     check_search,
+    check_targets,
     check_values,
-    targets,
+    fields_of,
+    takes_counts,
 )
 from fedkeel.study.file import METHOD_KEYS, Paper, Range, Search, StudyFile, read_parts
-from fedkeel.study.names import fields_of, plain, safe, takes_counts
 from fedkeel.study.report.table_text import printed
 from fedkeel.study.results.columns import check_column
+from fedkeel.wording import file_name, value_text
 
-MANY = 100_000  # runs; more than that is a slip of the pen
+MOST_RUNS = 100_000  # A study of more runs is a mistake.
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One line of the results: a method on a case, at one value of every axis; run with all seeds."""
+    """One line of the results: a method in a case, at one value of every axis. It runs once per seed."""
 
     case: str  # "" if the study has only one
     method: str  # its label
     axes: dict[str, Any]  # values of the axes that this method has
-    config: RunConfig  # without the chosen values of the grid
-    grid: dict[str, list[Any]]
+    config: RunConfig  # without values of the grid
+    grid: dict[str, list[Any]]  # values to search, by setting or hyper-parameter
     seeds: tuple[int, ...]
     targets: tuple[float, ...]
-    cost: float | dict[str, float] | None  # a paper's own count of communication per round; `cost_of` tells the number
+    cost: float | dict[str, float] | None  # a paper's count of communication per round, see `cost_of`
 
     @property
     def name(self) -> str:
         """Unique in the study, for people."""
-        at = ", ".join(f"{key} = {plain(value, key)}" for key, value in self.axes.items())
+        at = ", ".join(f"{key} = {value_text(value, key)}" for key, value in self.axes.items())
         return " | ".join(part for part in (self.case, self.method, at) if part)
 
     @property
     def slug(self) -> str:
         """Unique in the study, for directories."""
-        at = "".join(f"-{key}={plain(value, key)}" for key, value in sorted(self.axes.items()))
-        return (f"{safe(self.case)}/" if self.case else "") + safe(self.method + at)
+        at = "".join(f"-{key}={value_text(value, key)}" for key, value in sorted(self.axes.items()))
+        return (f"{file_name(self.case)}/" if self.case else "") + file_name(self.method + at)
 
     def at(self, values: Mapping[str, Any], seed: int, resplit: bool, **more: Any) -> RunConfig:
-        """The run with these values of the grid, this seed and further settings, every default written out."""
+        """The settings of a run: with these values of the grid, this seed and more, and every default written out."""
         config = changed(self.config, values).changed(seed=seed, **more)
         return resolve(config.changed(split_seed=seed) if resplit else config)
 
     def cost_of(self, values: Mapping[str, Any]) -> float | None:
-        """The paper's count with these values of the grid; a table's `tracking` is for the share of clients that track."""
+        """The paper's count with these values of the grid.
+
+        In a table { fixed, tracking }, the second number counts only for the share of clients that track.
+        """
         if not isinstance(self.cost, dict):
             return self.cost
         run = self.at(values, self.seeds[0], resplit=False)
         cohort = Settings(rounds=1, cohort=run.cohort).largest_cohort(run.clients)
-        tracks = pick(np.random.default_rng(), cohort, run.hyperparameters.get("tracking"))  # who is random, how many is not
-        return self.cost["fixed"] + self.cost["tracking"] * float(tracks.mean())
+        method: Any = make(run.algorithm, **run.hyperparameters)  # `check_method` refuses methods that do not track
+        share: float = method.tracking_clients(cohort) / cohort
+        return self.cost["fixed"] + self.cost["tracking"] * share
 
 
 @dataclass(frozen=True)
 class Study:
-    file: dict[str, Any]  # what it was made from; `Study.read` of it is this study again
+    file: dict[str, Any]  # `Study.read` of this makes the study again
     branches: list[Branch]
     title: str = ""
     about: str = ""
@@ -95,9 +99,9 @@ class Study:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Study:
-        """The study that the content of a file describes; everything in it is checked here."""
+        """The study that the content of a file describes. Everything in it is checked here."""
         task, file = read_parts(values)
-        for key in [key for key in ("algorithm", "hyperparameters") if key in values]:  # they would be of one method only
+        for key in {"algorithm", "hyperparameters"} & values.keys():
             raise ValueError(f"{key} = {values[key]!r} is not allowed; {IN_TABLES}")
         if not file.methods:
             raise ValueError("algorithms: there are none; for example fedavg,scaffold,fedlada")
@@ -105,13 +109,13 @@ class Study:
             name: z.values(takes_counts(name, file)) if isinstance(z, Range) else list(z) for name, z in file.sweep.items()
         }
         check_file(file, axes)
-        cases: Sequence[Mapping[str, Any]] = file.cases or [{}]
+        cases: list[dict[str, Any]] = [dict(case) for case in file.cases] or [{}]
         tried: set[str] = set()
-        branches = [b for case in cases for b in _branches(task, file, case, axes, tried)]
+        branches = [branch for case in cases for branch in _case_branches(task, file, case, axes, tried)]
         check_directories(branches)
         check_search(file.search, branches, file.target_on)
-        if sum(len(branch.seeds) for branch in branches) > MANY:
-            raise ValueError(f"study: {len(branches)} combinations with all seeds are more than {MANY} runs")
+        if sum(len(branch.seeds) for branch in branches) > MOST_RUNS:
+            raise ValueError(f"study: {len(branches)} combinations with all seeds are more than {MOST_RUNS} runs")
         paper = tuple(_placed(one, file, axes) for one in file.paper)
         return cls(
             file=dict(values) | ({"sweep": axes} if axes else {}),
@@ -127,7 +131,7 @@ class Study:
         )
 
     def groups(self) -> list[list[Branch]]:
-        """Branches that share a search: one each, or those of all cases if the search is made in one of them."""
+        """Branches that share a search. Each stands alone, unless the search of one case serves all cases."""
         if self.search.case is None:
             return [[branch] for branch in self.branches]
         together: dict[tuple[Any, ...], list[Branch]] = {}
@@ -139,51 +143,77 @@ class Study:
         return list(together.values())
 
 
-def _branches(
+def path_of(store: Path, branch: Branch, seed: int, trial: Mapping[str, Any] | None = None) -> Path:
+    """The directory of a run. trial: the values of the grid, if the run is a trial of a search."""
+    if trial is None:
+        return store / f"{branch.slug}-seed{seed}"
+    values = ",".join(f"{key}={value_text(value, key)}" for key, value in trial.items())
+    return store / "search" / f"{branch.slug}-{file_name(values)}-seed{seed}"
+
+
+# From a file to branches ----------------------------------------------------------------------------------------------
+
+
+def _case_branches(
     task: RunConfig, file: StudyFile, case: Mapping[str, Any], axes: Mapping[str, list[Any]], tried: set[str]
 ) -> list[Branch]:
-    """All lines of a case. tried: values of grids that are known to be allowed."""
-    own = {key: z for key, z in case.items() if key not in ("name", "target", "methods", "seeds")}
-    check_case(own, case, file)
-    first = task.changed(**{key: z for key, z in own.items() if key in SETTINGS})
-    seeds = case.get("seeds", file.seeds)
-    if isinstance(seeds, list) and "seed" in first.given:
-        raise ValueError(
-            f"seed = {first.seed} is not allowed beside seeds = {seeds}, which says them all; leave it out, or make seeds a "
-            f"number, --seeds {len(seeds)}"
-        )
-    seeds = tuple(range(first.seed, first.seed + seeds)) if isinstance(seeds, int) else tuple(seeds)
-    aims = targets(case.get("target", file.target))
-    found = []
-    for label, table in file.methods.items():
-        table = dict(table) | {key: z for key, z in own.items() if key not in SETTINGS and key in fields_of(label, table)}
+    """All branches of a case. tried: the values of grids that were checked in the cases before."""
+    values = {key: z for key, z in case.items() if key not in ("name", "target", "methods", "seeds")}
+    check_case(values, case, file)
+    task = task.changed(**{key: z for key, z in values.items() if key in SETTINGS})
+    for_methods = {key: z for key, z in values.items() if key not in SETTINGS}  # hyper-parameters
+    seeds, targets = _seeds(case.get("seeds", file.seeds), task), check_targets(case.get("target", file.target))
+    branches = []
+    for label, of_file in file.methods.items():
+        # Later tables win: the method's, then the case's for all methods, then the case's for this method.
+        table: dict[str, Any] = dict(of_file) | {
+            key: z for key, z in for_methods.items() if key in fields_of(label, of_file)
+        }
         table |= case.get("methods", {}).get(label, {})
-        name = table.get("algorithm", label)
-        over, fields = table.get("over", {}), fields_of(label, table)
-        check_method(label, table, fields)
-        values = {key: z for key, z in table.items() if key not in METHOD_KEYS}
-        grid = {key: z for key, z in values.items() if is_grid(key, z)}
-        config = changed(first.changed(algorithm=name), {key: z for key, z in values.items() if key not in grid})
-        mine = {axis: axes[axis] for axis in axes if over.get(axis, axis) in (*SETTINGS, *fields)}
-        for point in itertools.product(*mine.values()):
-            at = dict(zip(mine, point, strict=True))
-            fixed = {over.get(axis, axis): value for axis, value in at.items()}
-            rest = {key: z for key, z in grid.items() if key not in fixed}
-            branch = Branch(case.get("name", ""), label, at, changed(config, fixed), rest, seeds, aims, table.get("cost"))
+        for at, config, grid in _points(label, table, task, axes):
+            branch = Branch(case.get("name", ""), label, at, config, grid, seeds, targets, table.get("cost"))
             check_branch(branch, file)
-            _try_out(branch, file, tried)
-            found.append(branch)
-    return found
+            _check_grid(branch, file, tried)
+            branches.append(branch)
+    return branches
+
+
+def _seeds(given: int | list[int], task: RunConfig) -> tuple[int, ...]:
+    if isinstance(given, int):
+        return tuple(range(task.seed, task.seed + given))
+    if "seed" in task.given:
+        raise ValueError(
+            f"seed = {task.seed} is not allowed beside seeds = {given}, which lists them all; leave it out, or make seeds "
+            f"a number, --seeds {len(given)}"
+        )
+    return tuple(given)
+
+
+def _points(
+    label: str, table: Mapping[str, Any], task: RunConfig, axes: Mapping[str, list[Any]]
+) -> Iterator[tuple[dict[str, Any], RunConfig, dict[str, list[Any]]]]:
+    """(values of the axes, config, grid) for every combination of the axes that a method has."""
+    fields, names = fields_of(label, table), table.get("over", {})  # names: what this method calls an axis
+    check_method(label, table, fields)
+    values = {key: z for key, z in table.items() if key not in METHOD_KEYS}
+    grid = {key: z for key, z in values.items() if is_grid(key, z)}
+    fixed = {key: z for key, z in values.items() if key not in grid}
+    config = changed(task.changed(algorithm=table.get("algorithm", label)), fixed)
+    axes = {axis: z for axis, z in axes.items() if names.get(axis, axis) in (*SETTINGS, *fields)}
+    for point in itertools.product(*axes.values()):
+        at = dict(zip(axes, point, strict=True))
+        settings = {names.get(axis, axis): value for axis, value in at.items()}
+        yield at, changed(config, settings), {key: z for key, z in grid.items() if key not in settings}
 
 
 def is_grid(key: str, value: Any) -> bool:
-    """Is it a list of values to be searched? A setting that is a list itself, as metrics, is one value."""
-    one_is_a_list = key in SETTINGS and isinstance(SETTINGS[key].default, tuple)
+    """Is it a list of values to search? A list for a setting that is a list itself, such as metrics, is one value."""
+    one_is_a_list = key in SETTINGS and isinstance(SETTINGS[key].default, list | tuple)
     return isinstance(value, list) and (not one_is_a_list or any(isinstance(z, list) for z in value))
 
 
-def _try_out(branch: Branch, file: StudyFile, tried: set[str]) -> None:
-    """Every value of the grid must be allowed by itself; what was tried in one case is not tried in the others."""
+def _check_grid(branch: Branch, file: StudyFile, tried: set[str]) -> None:
+    """Every value of the grid must be allowed. What was checked in one case is not checked again in the others."""
     for key, values in branch.grid.items():
         check_values(f"methods: {branch.method}: the grid of {key}", key, values)
     first = {key: values[0] for key, values in branch.grid.items()}
@@ -195,7 +225,7 @@ def _try_out(branch: Branch, file: StudyFile, tried: set[str]) -> None:
 
 
 def changed(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """The config with new settings and hyper-parameters, told apart by their names."""
+    """The config with new values, each of a setting or of a hyper-parameter."""
     settings = {key: z for key, z in values.items() if key in SETTINGS}
     other = {key: z for key, z in values.items() if key not in SETTINGS}
     config = config.changed(**settings)
@@ -207,10 +237,10 @@ def _placed(paper: Paper, file: StudyFile, axes: Mapping[str, list[Any]]) -> Pap
     places = [case["name"] for case in file.cases] + [z for values in axes.values() for z in values]
     at = paper.at or [case["name"] for case in file.cases] or next(iter(axes.values()), [""])
     check_column("paper: metric", paper.metric)
-    names = [z for z in paper.at if isinstance(z, str)]  # numbers may be of values that --over has replaced
+    names = [z for z in paper.at if isinstance(z, str)]  # A number may be a value that --over has replaced.
     if names and not any(z in places for z in names):
-        told = ", ".join(map(plain, places)) or "there are none in this study"
-        raise ValueError(f"paper: at = {paper.at} is not allowed; it must be names of cases or values of an axis: {told}")
+        known = ", ".join(map(value_text, places)) or "there are none in this study"
+        raise ValueError(f"paper: at = {paper.at} is not allowed; it must be names of cases or values of an axis: {known}")
     for label, values in paper.values.items():
         if label not in file.methods:
             raise ValueError(f"paper: {label} is not among the methods: {', '.join(file.methods)}")
@@ -219,11 +249,3 @@ def _placed(paper: Paper, file: StudyFile, axes: Mapping[str, list[Any]]) -> Pap
         for z in [z for z in values if isinstance(z, str) and not printed(z) and z != "-" and not z.startswith(">")]:
             raise ValueError(f"paper: {label} has {z!r}; it must be a number, 'mean±deviation', '-' or '>number'")
     return paper.model_copy(update={"at": list(at)})
-
-
-def path_of(store: Path, branch: Branch, seed: int, trial: Mapping[str, Any] | None = None) -> Path:
-    """Where a run lies; trial: the values of the grid if it is part of a search."""
-    if trial is None:
-        return store / f"{branch.slug}-seed{seed}"
-    values = ",".join(f"{key}={plain(value, key)}" for key, value in trial.items())
-    return store / "search" / f"{branch.slug}-{safe(values)}-seed{seed}"

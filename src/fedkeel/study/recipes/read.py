@@ -20,7 +20,7 @@ from fedkeel.errors import nearest
 from fedkeel.files import read_toml
 from fedkeel.runs.config import SETTINGS
 from fedkeel.study.changes import choose_cases, override
-from fedkeel.study.checks import targets
+from fedkeel.study.checks import check_targets
 from fedkeel.study.running.plan import size
 from fedkeel.study.study import Study
 
@@ -113,7 +113,7 @@ def _told(file: Mapping[str, Any]) -> dict[str, Any]:
     swept = file.get("sweep", {})
     words = [str(file[key]) for key in ("data", "model") if key not in swept]
     words += [_counted(file["rounds"], "round"), _counted(file["seeds"], "seed")]
-    if goals := targets(file.get("target")):
+    if goals := check_targets(file.get("target")):
         words.append(f"target {' and '.join(map(str, goals))}")
     about = f"Small scale ({', '.join(words)}): shows that it works, its numbers are not comparable with the paper's. "
     paper = [

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from fedkeel.study.names import plain
 from fedkeel.study.report.table_text import robust_over
 from fedkeel.study.results.numbers import NOT_RUN
+from fedkeel.wording import value_text
 
 
 def robustness(results: Mapping[str, Any]) -> str:
@@ -105,4 +105,4 @@ def inline(values: Mapping[str, Any]) -> str:
 
 
 def _word(key: str, value: Any) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else plain(value, key)
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else value_text(value, key)

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedkeel.study.names import plain
 from fedkeel.study.report import charts, svg
 from fedkeel.study.report.axis import Axis, fit
 from fedkeel.study.report.svg import Figure, Series
@@ -15,6 +14,7 @@ from fedkeel.study.report.sweeps import sweeps
 from fedkeel.study.report.table_text import aim, missed_target, of_seeds, spread
 from fedkeel.study.results.columns import label_of
 from fedkeel.study.results.numbers import NOT_RUN, target_name
+from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]
 MANY = 16  # lines of a sweep in one plot; more of them are shown by its own figures only
@@ -145,7 +145,7 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
             told += of_seeds(row)
             if not row["seeds"]:
                 told = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
-            at = ", ".join(plain(z, key) for key, z in row["axes"].items())
+            at = ", ".join(value_text(z, key) for key, z in row["axes"].items())
             short = f"{row['method']} {at}".strip()
             lines.append((short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
         if all(line[2] is None for line in lines) and any(row["seeds"] for row in rows):

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedkeel.study.names import plain
 from fedkeel.study.report import charts, svg
 from fedkeel.study.report.axis import Axis, fit
 from fedkeel.study.report.svg import Figure, Series
 from fedkeel.study.report.table_text import aim, of_seeds
 from fedkeel.study.results.columns import label_of
 from fedkeel.study.results.numbers import failures
+from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]
 SHOWN = ("final_accuracy", "best_accuracy")
@@ -96,8 +96,8 @@ def _over_axis(rows: Sequence[Row], at: list[float], metric: str) -> Series:
 def _heat_maps(rows: Sequence[Row], case: str, axes: Mapping[str, Sequence[Any]], metric: str) -> list[Figure]:
     """One per method; their colours mean the same."""
     (down, downs), (across, acrosses) = axes.items()
-    x = Axis(across, names=[plain(z, across) for z in acrosses])
-    y = Axis(down, names=[plain(z, down) for z in downs])
+    x = Axis(across, names=[value_text(z, across) for z in acrosses])
+    y = Axis(down, names=[value_text(z, down) for z in downs])
     good = [row[metric] for row in rows if row[metric] is not None]
     span = (min(good), max(good)) if good else (0.0, 1.0)
     found = []

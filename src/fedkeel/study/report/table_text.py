@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from fedkeel.study.names import plain
 from fedkeel.study.results.columns import COLUMNS, label_of
 from fedkeel.study.results.numbers import ACCURACIES, failures, target_name
+from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]
 Cell = tuple[str, float | str | None]  # (text, what to sort by)
@@ -109,7 +109,7 @@ def paper_heads(rows: Sequence[Row], paper: Mapping[str, Any]) -> list[str]:
     for row in rows:
         of = {target_name(number): f"to {aim(row, target)}" for number, target in enumerate(row["targets"])}
         aims[column_of(row, paper)] = of.get(name, "")
-    return [", ".join(part for part in (plain(z), aims.get(z, "")) if part) for z in paper["at"]]
+    return [", ".join(part for part in (value_text(z), aims.get(z, "")) if part) for z in paper["at"]]
 
 
 def columns_of(results: Mapping[str, Any]) -> list[str]:
@@ -121,7 +121,7 @@ def columns_of(results: Mapping[str, Any]) -> list[str]:
 def place_of(row: Row, columns: Sequence[str]) -> dict[str, str]:
     """Where a row stands in the study."""
     at = {"case": row["case"], **row["axes"]}
-    return {name: "-" if at.get(name) is None else plain(at[name], name) for name in columns}
+    return {name: "-" if at.get(name) is None else value_text(at[name], name) for name in columns}
 
 
 def column_of(row: Row, paper: Mapping[str, Any]) -> Any:
@@ -145,7 +145,7 @@ def table_cells(rows: Sequence[Row]) -> list[dict[str, Cell]]:
         if "memory_mb" in keys:
             found["memory MB"] = spread(row, "memory_mb", ".0f").partition(" ")[0], row["memory_mb"]
         if chosen:
-            values = ", ".join(f"{key} {plain(z, key)}" for key, z in row["chosen"].items())
+            values = ", ".join(f"{key} {value_text(z, key)}" for key, z in row["chosen"].items())
             found["chosen"] = values or "-", values or None
         lines.append(found)
     return lines

@@ -14,7 +14,6 @@ from fedkeel.engine.state import directory
 from fedkeel.files import guarded, read_toml, write_atomically
 from fedkeel.runs.config import SETTINGS, RunConfig, read_settings
 from fedkeel.runs.saved_config import saved_config
-from fedkeel.study.names import safe
 from fedkeel.study.report import svg
 from fedkeel.study.report.figures import figures
 from fedkeel.study.report.page import page
@@ -23,9 +22,10 @@ from fedkeel.study.report.table_text import as_latex
 from fedkeel.study.results.collect import ORIGIN, as_csv, collect, read_origin
 from fedkeel.study.results.label_counts import shown_splits
 from fedkeel.study.results.numbers import Outcome
-from fedkeel.study.running.plan import Found
+from fedkeel.study.running.plan import BranchResult
 from fedkeel.study.running.reading import read_study
 from fedkeel.study.study import Study
+from fedkeel.wording import file_name
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -73,7 +73,7 @@ def _single(path: Path) -> dict[str, Any]:
     methods = {config.algorithm: dict(config.hyperparameters)}
     study = Study.read({key: z for key, z in task.items() if z is not None} | {"methods": methods, "seeds": [config.seed]})
     made = (directory.summary(path, len(history)) or {}).get("made_with", {})
-    found = Found(study.branches[0], outcomes=[Outcome(config.algorithm, config.seed, history, made_with=made)])
+    found = BranchResult(study.branches[0], outcomes=[Outcome(config.algorithm, config.seed, history, made_with=made)])
     results = collect(study, [found], told.get("note", shlex.join(["fedkeel", "run", str(path / "config.toml")])))
     shown = results["task"] | {"engine": told.get("engine", "auto")}
     if "note" in told:  # no name of data or model that are mere defaults
@@ -111,7 +111,7 @@ def file_names(drawn: Sequence[Figure]) -> list[str]:
     """A name for every figure; those of methods whose names differ only in signs that files cannot have are numbered."""
     names: list[str] = []
     for figure in drawn:
-        name = safe(f"{figure.case}-{figure.name}" if figure.case else figure.name)
+        name = file_name(f"{figure.case}-{figure.name}" if figure.case else figure.name)
         again = sum(other == name or other.startswith(f"{name}~") for other in names)
         names.append(f"{name}~{again + 1}" if again else name)
     return names

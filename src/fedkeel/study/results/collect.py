@@ -13,11 +13,12 @@ from typing import Any
 import tomli_w
 
 from fedkeel.data.catalogue import IMAGES, TABLES
-from fedkeel.engine.settings import COUNT_OR_SHARE, alike
+from fedkeel.engine.settings import alike
 from fedkeel.files import as_toml, guarded, write_atomically
 from fedkeel.study.results.numbers import NOT_RUN, Row, curves, failures, finite, robust_width, summarise, target_name
-from fedkeel.study.running.plan import Found
+from fedkeel.study.running.plan import BranchResult
 from fedkeel.study.study import Study
+from fedkeel.wording import COUNT_OR_SHARE
 
 # What belongs to one run and not to the task that all of them share.
 OWN = ("algorithm", "hyperparameters", "seed")
@@ -25,7 +26,7 @@ NO_TEXTS = ("digits", *IMAGES, *TABLES)  # data to which a length of texts means
 ORIGIN = "origin.json"  # command and place of the runs of a study, and how their data were split
 
 
-def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str, Any]:
+def collect(study: Study, found: Sequence[BranchResult], command: str = "") -> dict[str, Any]:
     """All that a report needs."""
     order = {branch.name: place for place, branch in enumerate(study.branches)}
     found = sorted(found, key=lambda one: order[one.branch.name])  # a search for all cases brings a method's together
@@ -55,7 +56,7 @@ def collect(study: Study, found: Sequence[Found], command: str = "") -> dict[str
     }
 
 
-def _settings(study: Study, found: Found) -> dict[str, Any]:
+def _settings(study: Study, found: BranchResult) -> dict[str, Any]:
     """The settings of a line that apply to it, as far as they are known."""
     config = found.branch.at(found.chosen, found.branch.seeds[0], study.resplit)
     hidden = {key for key in found.branch.grid if key not in found.chosen}  # of a search that has not ended
@@ -71,7 +72,7 @@ def _of_method(settings: Mapping[str, Any], elsewhere: set[str]) -> dict[str, An
     return settings["hyperparameters"] | {key: z for key, z in settings.items() if key not in elsewhere}
 
 
-def _versions(found: Sequence[Found]) -> dict[str, str]:
+def _versions(found: Sequence[BranchResult]) -> dict[str, str]:
     """Versions and machines that the runs were made with."""
     made = [outcome.made_with for one in found for outcome in one.outcomes if outcome.made_with]
     if not made:
@@ -79,7 +80,7 @@ def _versions(found: Sequence[Found]) -> dict[str, str]:
     return {key: ", ".join(sorted({str(one.get(key)) for one in made})) for key in made[0]}
 
 
-def _row(study: Study, found: Found) -> Row:
+def _row(study: Study, found: BranchResult) -> Row:
     branch = found.branch
     config = branch.at(found.chosen, branch.seeds[0], study.resplit)  # a grid may be over rounds, too
     row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
@@ -89,13 +90,13 @@ def _row(study: Study, found: Found) -> Row:
     return row | summarise(branch.method, found.outcomes, branch.targets, config.rounds, study.target_on, cost)
 
 
-def _searches(study: Study, found: Sequence[Found]) -> list[dict[str, Any]]:
+def _searches(study: Study, found: Sequence[BranchResult]) -> list[dict[str, Any]]:
     """Every search once, with the line in whose case it was made."""
     made_in = {group[0].name for group in study.groups()}
     return [_search(study, one) for one in found if one.trials and one.branch.name in made_in]
 
 
-def _search(study: Study, found: Found) -> dict[str, Any]:
+def _search(study: Study, found: BranchResult) -> dict[str, Any]:
     """The trials of a line, and a note if the choice could not be by them."""
     plan, config = study.search.model_dump(exclude_none=True), found.branch.config
     same = {"rounds": config.rounds, "every": config.evaluate_every}  # as the runs that count
@@ -107,7 +108,7 @@ def _search(study: Study, found: Found) -> dict[str, Any]:
     return told
 
 
-def _printed(study: Study, found: Found) -> dict[str, Any]:
+def _printed(study: Study, found: BranchResult) -> dict[str, Any]:
     """The paper's numbers for a line, by metric."""
     place = [found.branch.case, *found.branch.axes.values()]
     printed = {}
@@ -119,7 +120,7 @@ def _printed(study: Study, found: Found) -> dict[str, Any]:
 
 
 def _case(
-    case: str, shared: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], found: Sequence[Found]
+    case: str, shared: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], found: Sequence[BranchResult]
 ) -> dict[str, Any]:
     """What a case has of its own: settings that all its runs share, but not all of the study."""
     mine = [one for one, other in zip(settings, found, strict=True) if other.branch.case == case]

@@ -12,7 +12,7 @@ from fedkeel.data.label_plot import label_counts
 from fedkeel.files import write_atomically
 from fedkeel.runs.config import SETTINGS, RunConfig, with_split_defaults
 from fedkeel.study.results.collect import ORIGIN, read_origin
-from fedkeel.study.running.data import Data
+from fedkeel.study.running.data import StudyData
 from fedkeel.study.study import Study
 
 MOST = 200  # clients and classes in the plot of a split
@@ -51,7 +51,7 @@ def shown_splits(study: Study, counts: Mapping[str, Any]) -> dict[str, Any]:
 def count_splits(study: Study, out: Path) -> dict[str, Any]:
     """The same, with the splits of this study counted and kept in its directory; nothing where data are absent."""
     origin = read_origin(out)
-    data, known, counts = Data(), origin["partitions"], {}
+    data, known, counts = StudyData(), origin["partitions"], {}
     for split in [split_of(study, case) for case in study.cases]:
         if split.key in known:
             counts[split.key] = known[split.key]

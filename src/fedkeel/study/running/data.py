@@ -1,27 +1,30 @@
-"""The data of a study: loaded once for all runs of a task, and the same that its complete runs had."""
+"""The data of a study: loaded once for all runs on the same data, and checked against the runs that are complete."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedkeel.engine.state import directory
 from fedkeel.runs import from_config
 from fedkeel.runs.config import SETTINGS, RunConfig
-from fedkeel.study.running.plan import Job
+from fedkeel.study.running.plan import StudyRun
+
+if TYPE_CHECKING:
+    from fedkeel.data.federation import Dataset, Federation
 
 Key = tuple[str, ...]
 
 
-class Data:
-    """The data of the last few tasks."""
+class StudyData:
+    """The federations that runs need. Only the last few stay in memory."""
 
     KEEP = 3
 
     def __init__(self) -> None:
-        self.loaded: dict[Key, Any] = {}
-        self.prints: dict[Key, str] = {}  # fingerprints of what was loaded
-        self.before: dict[Key, tuple[str, str]] = {}  # a complete run of the task, and the fingerprint of its data
-        self.absent: dict[Key, Exception] = {}  # why data could not be had: to ask the hub again would take as long
+        self.loaded: dict[Key, Federation] = {}
+        self.fingerprints: dict[Key, str] = {}  # of what was loaded
+        self.complete: dict[Key, tuple[str, str]] = {}  # name and data fingerprint of a complete run with this key
+        self.absent: dict[Key, Exception] = {}  # why data could not be loaded: a second try would take as long to fail
 
     @staticmethod
     def key(config: RunConfig) -> Key:
@@ -29,7 +32,7 @@ class Data:
         names = [name for name, about in SETTINGS.items() if about.metadata["group"] == "Data"]
         return tuple(repr(getattr(config, name, None)) for name in (*names, "model"))
 
-    def of(self, config: RunConfig) -> Any:
+    def of(self, config: RunConfig) -> Federation:
         key = self.key(config)
         if key not in self.loaded:
             while len(self.loaded) >= self.KEEP:
@@ -38,10 +41,10 @@ class Data:
             if fed.test is None:
                 raise ValueError(f"data: {config.data} has no test samples, so methods cannot be compared by their accuracy")
             self.loaded[key] = fed
-        self._check(key, config)
+        self._check_same(key, config)
         return self.loaded[key]
 
-    def load(self, config: RunConfig) -> Any:
+    def load(self, config: RunConfig) -> Dataset:
         """The data set of a run, before it is split."""
         from fedkeel.data.load import load
 
@@ -54,21 +57,21 @@ class Data:
             self.absent[source] = error
             raise
 
-    def had(self, job: Job) -> None:
-        """Notes which data a complete run had."""
-        found = (directory.summary(job.out, job.config.rounds) or {}).get("data")
-        if found:
-            self.before[self.key(job.config)] = job.name, found
+    def note_complete(self, run: StudyRun) -> None:
+        """Remembers which data a complete run had."""
+        fingerprint = (directory.summary(run.out, run.config.rounds) or {}).get("data")
+        if fingerprint:
+            self.complete[self.key(run.config)] = run.name, fingerprint
 
-    def _check(self, key: Key, config: RunConfig) -> None:
-        """Are they what a complete run had, with which others will be compared? A part of a set goes by the same name."""
-        if key not in self.before:
+    def _check_same(self, key: Key, config: RunConfig) -> None:
+        """New runs must have the data that complete runs had. A part of a data set has the same name as the whole set."""
+        if key not in self.complete:
             return
-        if key not in self.prints:
-            self.prints[key] = self.loaded[key].fingerprint()
-        name, print_then = self.before[key]
-        if self.prints[key] != print_then:
+        if key not in self.fingerprints:
+            self.fingerprints[key] = self.loaded[key].fingerprint()
+        name, fingerprint = self.complete[key]
+        if self.fingerprints[key] != fingerprint:
             raise ValueError(
-                f"data: {config.data} is not here what it was for {name}, which is complete (a part of the set, or another "
-                "copy?); choose another --out, or --fresh to replace all runs"
+                f"data: {config.data} differs from what the complete run {name} was trained on (is it a part of the set, or "
+                "another copy?); choose another --out, or --fresh to replace all runs"
             )

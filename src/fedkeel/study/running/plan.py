@@ -1,9 +1,15 @@
-"""What a study has to run: trials first, then all seeds with what was chosen; and what became of every run."""
+"""What a study runs, in which order, and what each branch came to.
+
+A branch with a grid of values is searched first: `Trials` says which values to try next. Then the branch runs once per seed
+with the chosen values. `StudyPlan.branch_runs` writes this order down as a generator of waves. The scheduler trains the runs
+of each wave; `reading` only reads what is on disk.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Generator, Sequence
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,119 +18,166 @@ from fedkeel.engine.state import directory
 from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 from fedkeel.runs.saved_config import difference, differences
-from fedkeel.study.names import plain
+from fedkeel.study.results.columns import better_is_less
 from fedkeel.study.results.numbers import NOT_RUN, Outcome, finite, of_run
-from fedkeel.study.running.search import Trials
 from fedkeel.study.study import Branch, Study, path_of
+from fedkeel.wording import value_text
+
+Values = dict[str, Any]  # a value for every key of a grid
 
 
 @dataclass(eq=False)
-class Job:
-    """One run of a study."""
+class StudyRun:
+    """One run of a study: a branch with one seed, or a trial of its search."""
 
-    name: str
+    branch: Branch
     config: RunConfig
     out: Path
-    label: str = ""  # by which trackers know it
-    fresh: bool = False  # what its directory holds is replaced
-    keep: bool = True
+    trial: Values | None = None  # what the search tries here; None: the run counts in the results
+    label: str = ""  # its name in trackers
+    fresh: bool = False  # replace what its directory holds
+    keep: bool = True  # keep the model and the checkpoint, too, when the run is complete
     trackers: dict[str, str] = field(default_factory=dict)
-    process: Any = None
-    replaces: str = ""  # values of a grid, of a run that gives way to it
+    replaces: str = ""  # the older values of the grid, if this run replaces a run with those
+
+    @property
+    def name(self) -> str:
+        if self.trial is None:
+            return f"{self.branch.name} seed {self.config.seed}"
+        return f"search {self.branch.name} {', '.join(f'{key} {z}' for key, z in self.trial.items())}"
+
+    @property
+    def turn(self) -> int:
+        """Trials come first, then all first seeds, and so on. An interrupted study then has something of every method."""
+        return 0 if self.trial is not None else 1 + self.branch.seeds.index(self.config.seed)
+
+    def is_complete(self) -> bool:
+        """Is the run on disk already? Raises ValueError if its directory holds a different run.
+
+        A run that counts may differ in the keys of the grid alone: then the search chose other values than last time, and
+        this run replaces the old one.
+        """
+        if self.fresh or not directory.holds_run(self.out):
+            return False
+        searched = self.branch.grid if self.trial is None else {}
+        if (other := differences(self.out, self.config)) and other.keys() <= searched.keys():
+            self.fresh = True
+            self.replaces = ", ".join(f"{key} = {value_text(then, key)}" for key, (then, _) in other.items())
+            return False
+        if different := difference(self.out, self.config):
+            from_config.task(self.config)  # If a setting is wrong by itself, that error is more useful.
+            raise ValueError(f"{different}; choose another --out, or --fresh to replace all runs")
+        return directory.summary(self.out, self.config.rounds) is not None
+
+    def outcome(self, error: str | None) -> Outcome:
+        """What became of the run, from its directory. error: why it failed, if that is known."""
+        method, seed, rounds = self.branch.method, self.config.seed, self.config.rounds
+        if error is None and (summary := directory.summary(self.out, rounds)):
+            made = {"memory_mb": summary.get("memory_mb"), "made_with": summary.get("made_with", {})}
+            try:
+                return Outcome(method, seed, directory.history(self.out, rounds), **made)
+            except ValueError as damaged:
+                error = str(damaged)
+        return Outcome(method, seed, [], error or directory.why_failed(self.out) or NOT_RUN)
 
     def tidy(self) -> None:
-        """Leaves the numbers of a complete run, and the rest only where it is to be kept."""
+        """Deletes the large files of a complete run, unless the study keeps them."""
         for name in () if self.keep else directory.HEAVY:
             (self.out / name).unlink(missing_ok=True)
 
 
 @dataclass
-class Found:
-    """What a branch of the study came to."""
+class BranchResult:
+    """What a branch came to."""
 
     branch: Branch
-    chosen: dict[str, Any] = field(default_factory=dict)  # values of its grid
-    outcomes: list[Outcome] = field(default_factory=list)
-    trials: list[dict[str, Any]] = field(default_factory=list)  # of the search: values and score
+    chosen: Values = field(default_factory=dict)  # by the search
+    outcomes: list[Outcome] = field(default_factory=list)  # one per seed
+    trials: list[dict[str, Any]] = field(default_factory=list)  # values, score, error and whether they were chosen
 
 
-@dataclass
-class Asked:
-    """Runs that must be complete before a branch can go on."""
-
-    jobs: list[Job]
-    branches: list[Branch]
-    seeds: list[int]
-    search: bool
+Waves = Generator[list[StudyRun], list[Outcome], list[BranchResult]]
 
 
-def steps_of(
-    study: Study,
-    group: Sequence[Branch],
-    store: Path,
-    fresh: bool,
-    trackers: dict[str, str],
-    before: dict[str, Any] | None = None,
-) -> Generator[Asked, Any, list[Found]]:
-    """The runs of branches that share a search: yields what must be complete, is sent the outcomes, returns the findings.
+@dataclass(frozen=True)
+class StudyPlan:
+    """The runs of a study, with their settings and directories."""
 
-    before: what the search is known to have chosen.
-    """
-    first, chosen, trials = group[0], {}, []
-    if first.grid:
-        chosen, trials = yield from _search(study, first, store, fresh, trackers, before)
-        if not chosen:
-            return [Found(one, {}, [Outcome(one.method, z, [], NOT_RUN) for z in one.seeds], trials) for one in group]
-    jobs, branches, seeds = [], [], []
-    for branch, seed in [(one, seed) for one in group for seed in one.seeds]:
-        config = branch.at(chosen, seed, study.resplit)
-        out = path_of(store, branch, seed)
-        jobs.append(Job(f"{branch.name} seed {seed}", config, out, _label(out, store), fresh, study.keep, trackers))
-        branches.append(branch)
-        seeds.append(seed)
-    outcomes = yield Asked(jobs, branches, seeds, search=False)
-    return [
-        Found(branch, chosen, [z for z, b in zip(outcomes, branches, strict=True) if b is branch], trials)
-        for branch in group
-    ]
+    study: Study
+    store: Path  # the directory of all runs
+    fresh: bool = False
+    trackers: dict[str, str] = field(default_factory=dict)
 
+    def branch_runs(self, group: Sequence[Branch], chosen_before: Values | None = None) -> Waves:
+        """The runs of branches that share a search, wave by wave.
 
-def _search(
-    study: Study, branch: Branch, store: Path, fresh: bool, trackers: dict[str, str], before: dict[str, Any] | None
-) -> Generator[Asked, Any, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Runs the trials of a grid -> (chosen values, what every trial scored); {} if some are still to come."""
-    plan = study.search
-    less = {key: z for key, z in (("rounds", plan.rounds), ("evaluate_every", plan.every)) if z is not None}
-    trials, errors = Trials(branch.grid, plan.way, plan.metric), []  # type: tuple[Trials, list[str | None]]
-    for wave in trials.waves():
-        jobs = []
-        for values in wave:
-            config = branch.at(values, plan.seed, study.resplit, **less)
-            name = f"search {branch.name} {', '.join(f'{key} {z}' for key, z in values.items())}"
-            out = path_of(store, branch, plan.seed, values)
-            jobs.append(Job(name, config, out, _label(out, store), fresh, False, trackers))
-        outcomes = yield Asked(jobs, [branch] * len(jobs), [plan.seed] * len(jobs), search=True)
-        for values, outcome in zip(wave, outcomes, strict=True):
-            scores = {} if outcome.error else of_run(outcome, branch.targets, study.target_on, branch.cost_of(values))
-            trials.scores.append((values, finite(scores.get(plan.metric))))
-            errors.append(outcome.error)
-        if NOT_RUN in errors and before is None:  # the next ones depend on these
-            break
-    middle = {key: values[len(values) // 2] for key, values in branch.grid.items()}
-    chosen = before or {} if NOT_RUN in errors else trials.best() or middle
-    return chosen, [
-        {**values, "score": score, "error": error, "chosen": values == chosen}
-        for (values, score), error in zip(trials.scores, errors, strict=True)
-    ]
+        Yields the runs of a wave. When all of them have ended, send their outcomes to get the next wave. The value of the
+        generator are the results. chosen_before: what the search chose, if that is known although trials are missing.
+        """
+        chosen, trials = {}, []  # type: tuple[Values, list[dict[str, Any]]]
+        if group[0].grid:
+            chosen, trials = yield from self._search(group[0], chosen_before)
+            if not chosen:
+                nothing = {one.name: [Outcome(one.method, seed, [], NOT_RUN) for seed in one.seeds] for one in group}
+                return [BranchResult(one, {}, nothing[one.name], trials) for one in group]
+        wave = [
+            self._run(branch, branch.at(chosen, seed, self.study.resplit), path_of(self.store, branch, seed))
+            for branch in group
+            for seed in branch.seeds
+        ]
+        outcomes = list(zip(wave, (yield wave), strict=True))
+        return [BranchResult(one, chosen, [z for run, z in outcomes if run.branch is one], trials) for one in group]
 
+    def _search(
+        self, branch: Branch, chosen_before: Values | None
+    ) -> Generator[list[StudyRun], list[Outcome], tuple[Values, list[dict[str, Any]]]]:
+        """Runs the trials of a grid -> (chosen values, what every trial scored). {} is chosen while trials are missing."""
+        search = self.study.search
+        settings = {"rounds": search.rounds, "evaluate_every": search.every}
+        settings = {key: z for key, z in settings.items() if z is not None}
+        trials, errors = Trials(branch.grid, search.way, search.metric), []  # type: tuple[Trials, list[str | None]]
+        for wave in trials.waves():
+            outcomes = yield [
+                self._run(
+                    branch,
+                    branch.at(values, search.seed, self.study.resplit, **settings),
+                    path_of(self.store, branch, search.seed, values),
+                    trial=values,
+                )
+                for values in wave
+            ]
+            for values, outcome in zip(wave, outcomes, strict=True):
+                cost = branch.cost_of(values)
+                scores = {} if outcome.error else of_run(outcome, branch.targets, self.study.target_on, cost)
+                trials.scores.append((values, finite(scores.get(search.metric))))
+                errors.append(outcome.error)
+            if NOT_RUN in errors and chosen_before is None:
+                break  # The next wave depends on the scores of this one.
+        chosen = (chosen_before or {}) if NOT_RUN in errors else (trials.best() or trials.middle())
+        return chosen, [
+            {**values, "score": score, "error": error, "chosen": values == chosen}
+            for (values, score), error in zip(trials.scores, errors, strict=True)
+        ]
 
-def _label(out: Path, store: Path) -> str:
-    """How trackers call a run: by its study, case, method and seed."""
-    return "-".join(out.absolute().relative_to(store.absolute().parent).parts)
+    def _run(self, branch: Branch, config: RunConfig, out: Path, trial: Values | None = None) -> StudyRun:
+        # Trackers show the runs of several studies side by side, so a label begins with the name of the study's directory.
+        label = "-".join(out.absolute().relative_to(self.store.absolute().parent).parts)
+        keep = self.study.keep and trial is None
+        return StudyRun(branch, config, out, trial, label, self.fresh, keep, self.trackers)
+
+    def clear(self) -> None:
+        """Removes all runs and trials at once. After Ctrl-C, the same command without --fresh then finds no old run."""
+        paths = [path_of(self.store, branch, seed) for branch in self.study.branches for seed in branch.seeds]
+        for first in [group[0] for group in self.study.groups() if group[0].grid]:
+            paths += [path_of(self.store, first, self.study.search.seed, values) for values in combinations(first.grid)]
+        for path in paths:
+            if directory.holds_run(path):
+                directory.clear(path)
+            directory.mark_failed(path, None)
 
 
 def size(study: Study) -> tuple[int, int]:
-    """(runs, rounds) of the whole study."""
+    """(runs, rounds) of the whole study, trials included."""
     total = rounds = 0
     for group in study.groups():
         if group[0].grid:
@@ -136,38 +189,43 @@ def size(study: Study) -> tuple[int, int]:
     return total, rounds
 
 
-def clear(study: Study, store: Path) -> None:
-    """Removes all runs and trials of a study at once, so that who goes on after Ctrl-C finds none of them."""
-    paths = [path_of(store, branch, seed) for branch in study.branches for seed in branch.seeds]
-    for first in [group[0] for group in study.groups() if group[0].grid]:
-        points = (dict(zip(first.grid, point, strict=True)) for point in itertools.product(*first.grid.values()))
-        paths += [path_of(store, first, study.search.seed, point) for point in points]
-    for path in paths:
-        if directory.holds_run(path):
-            directory.clear(path)
-        directory.mark_failed(path, None)
+# Searches -------------------------------------------------------------------------------------------------------------
 
 
-def is_complete(job: Job, grid: Collection[str] = ()) -> bool:
-    """Is the run there already? An error if the directory holds another one; if that has only other values of a grid, from
-    which the search then chose otherwise, it gives way."""
-    if job.fresh or not directory.holds_run(job.out):
-        return False
-    if (other := differences(job.out, job.config)) and other.keys() <= set(grid):
-        job.fresh, job.replaces = True, ", ".join(f"{key} = {plain(then, key)}" for key, (then, _) in other.items())
-        return False
-    if different := difference(job.out, job.config):
-        from_config.task(job.config)  # a setting that is wrong by itself is the better message
-        raise ValueError(f"{different}; choose another --out, or --fresh to replace all runs")
-    return directory.summary(job.out, job.config.rounds) is not None
+class Trials:
+    """The trials of one search. `waves` yields values to try; the caller adds their scores before the next wave."""
+
+    def __init__(self, grid: Mapping[str, Sequence[Any]], way: str, metric: str) -> None:
+        self.grid, self.way, self.less = dict(grid), way, better_is_less(metric)
+        self.scores: list[tuple[Values, float | None]] = []  # None: the trial failed, or never reached the target
+
+    def waves(self) -> Iterator[list[Values]]:
+        """Trials that can run side by side, none of them twice. After the last wave, `best` is the choice."""
+        if self.way == "grid":
+            yield combinations(self.grid)
+            return
+        at = self.middle()
+        for key, values in self.grid.items():
+            done = [tried for tried, _ in self.scores]
+            new = [at | {key: value} for value in values if at | {key: value} not in done]
+            if new:
+                yield new
+            at = self.best() or at
+
+    def count(self) -> int:
+        """How many trials there will be."""
+        sizes = [len(values) for values in self.grid.values()]
+        return math.prod(sizes) if self.way == "grid" else sum(sizes) - len(sizes) + 1
+
+    def middle(self) -> Values:
+        return {key: values[len(values) // 2] for key, values in self.grid.items()}
+
+    def best(self) -> Values | None:
+        """The values with the best score so far, the first of equals. None if no trial has a finite score."""
+        scored = [(values, score) for values, score in self.scores if score is not None and math.isfinite(score)]
+        sign = 1 if self.less else -1
+        return min(scored, key=lambda pair: sign * pair[1])[0] if scored else None
 
 
-def outcome_of(job: Job, branch: Branch, seed: int, error: str | None) -> Outcome:
-    """What became of a run, from its directory. error: what is known to be wrong with it."""
-    if error is None and (found := directory.summary(job.out, job.config.rounds)):
-        told = {"memory_mb": found.get("memory_mb"), "made_with": found.get("made_with", {})}
-        try:
-            return Outcome(branch.method, seed, directory.history(job.out, job.config.rounds), **told)
-        except ValueError as damaged:
-            error = str(damaged)
-    return Outcome(branch.method, seed, [], error or directory.why_failed(job.out) or NOT_RUN)
+def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Values]:
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

@@ -1,7 +1,9 @@
-"""Runs side by side: a process of one thread for each, as many at a time as there are cores.
+"""Who trains the runs of a study: this process, one forked process per run, or a Ray cluster.
 
-A process is forked for every run, so that data which the study has loaded are shared and a run that dies (of too little
-memory, say) takes nothing with it. What it finds lies in its directory; a pipe carries rows of its history for the display.
+`concurrent.futures` cannot do what studies promise:
+- A process is forked for every run, after its data were loaded, so that all runs share one copy of the data.
+- A run that dies (of too little memory, say) is reported and harms no other. A `ProcessPoolExecutor` would break.
+- Ctrl-C ends the runs at once, and a pipe carries every round to the progress bar.
 """
 
 from __future__ import annotations
@@ -10,53 +12,84 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.context import ForkProcess
+from typing import Any, NamedTuple, Protocol, cast
 
 from fedkeel.engine.forked import die_with, interrupts_wait
 from fedkeel.engine.machine import forget_peak
 from fedkeel.errors import StorageError, in_words
 from fedkeel.runs import from_config
 from fedkeel.runs.trackers import tracked
-from fedkeel.study.running.plan import Job
+from fedkeel.study.running.plan import StudyRun
 
-PATIENCE = 0.25  # seconds between two looks at the display
+WAIT = 0.25  # seconds until the progress bar is drawn again
+
+Row = dict[str, Any]  # of a run's history
+Ended = list[tuple[StudyRun, str | None]]  # runs, each with its error
 
 
-Told = Callable[[Job, dict[str, Any]], None]  # called with a row of a run's history
+class Pool(Protocol):
+    """What the scheduler needs to train runs."""
+
+    size: int  # runs at a time
+
+    def start(self, run: StudyRun, fed: Any) -> None: ...
+
+    def ended(self) -> Ended:
+        """Waits a moment, and returns the runs that have ended since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Stops the runs that have not ended. They continue from their checkpoints the next time."""
+        ...
 
 
-def carry_out(job: Job, fed: Any, told: Callable[[dict[str, Any]], None], workers: int | None = None) -> str | None:
-    """Runs a job in this process; the error in one line if it failed, None if it is complete."""
-    config = job.config if workers is None or job.config.workers is not None else job.config.changed(workers=workers)
+def make_pool(jobs: int, ray: str | None, on_row: Callable[[StudyRun, Row], None], on_wait: Callable[[], None]) -> Pool:
+    """ray: the address of a cluster. on_row: called with every round of a run. on_wait: called every moment."""
+    if ray is not None:
+        from fedkeel.study.running.ray_runs import RayPool
+
+        return RayPool(ray)
+    if jobs > 1 and "fork" in multiprocessing.get_all_start_methods():
+        return ForkPool(jobs, on_row, on_wait)
+    return OneByOne(on_row)
+
+
+def train(run: StudyRun, fed: Any, on_row: Callable[[Row], None], workers: int | None = None) -> str | None:
+    """Trains a run in this process. Returns None, or why it failed in one line."""
+    config = run.config if workers is None or run.config.workers is not None else run.config.changed(workers=workers)
     try:
-        with tracked(job.trackers, job.label, config.as_dict()) as log:
-            from_config.train(
-                config, job.out, resume=True, progress=lambda row: (told(row), log(row)), fresh=job.fresh, fed=fed
-            )
-    except StorageError:  # the next run would have nowhere to go, either
-        raise
+        with tracked(run.trackers, run.label, config.as_dict()) as log:
+
+            def both(row: Row) -> None:
+                on_row(row)
+                log(row)
+
+            from_config.train(config, run.out, resume=True, progress=both, fresh=run.fresh, fed=fed)
+    except StorageError:
+        raise  # The next run could not be written, either.
     except Exception as error:
         return in_words(error)
-    job.tidy()
+    run.tidy()
     return None
 
 
-class Here:
-    """One run after the other, in this process; a run may then use all cores for its clients."""
+class OneByOne:
+    """One run after the other, in this process. Each run may use all cores for its clients."""
 
     size = 1
 
-    def __init__(self, told: Told) -> None:
-        self.told = told
-        self.done: list[tuple[Job, str | None]] = []
+    def __init__(self, on_row: Callable[[StudyRun, Row], None]) -> None:
+        self.on_row = on_row
+        self.done: Ended = []
 
-    def start(self, job: Job, fed: Any) -> None:
+    def start(self, run: StudyRun, fed: Any) -> None:
         forget_peak()
-        self.done.append((job, carry_out(job, fed, lambda row: self.told(job, row))))
+        self.done.append((run, train(run, fed, lambda row: self.on_row(run, row))))
 
-    def ended(self) -> list[tuple[Job, str | None]]:
+    def ended(self) -> Ended:
         done, self.done = self.done, []
         return done
 
@@ -64,108 +97,80 @@ class Here:
         pass
 
 
-class Forks:
-    """`size` runs at a time, each in a process of its own."""
+class Going(NamedTuple):
+    """A run whose process has not ended."""
 
-    def __init__(self, size: int, told: Told, idle: Callable[[], None]) -> None:
-        self.size, self.told, self.idle = size, told, idle
+    run: StudyRun
+    process: ForkProcess
+
+    def end(self, error: str | None) -> tuple[StudyRun, str | None]:
+        self.process.join()
+        return self.run, error
+
+
+class ForkPool:
+    """`size` runs at a time, each in a process of one thread."""
+
+    def __init__(self, size: int, on_row: Callable[[StudyRun, Row], None], on_wait: Callable[[], None]) -> None:
+        self.size, self.on_row, self.on_wait = size, on_row, on_wait
         self.context = multiprocessing.get_context("fork")
-        self.pipes: dict[Connection, Job] = {}
+        self.going: dict[Connection, Going] = {}
 
-    def start(self, job: Job, fed: Any) -> None:
+    def start(self, run: StudyRun, fed: Any) -> None:
         ours, theirs = self.context.Pipe(duplex=False)
-        job.process = self.context.Process(target=_serve, args=(job, fed, theirs, [ours, *self.pipes], os.getpid()))
-        with interrupts_wait():  # or `close` might not know of it
-            job.process.start()
+        process = self.context.Process(target=_in_fork, args=(run, fed, theirs, [ours, *self.going], os.getpid()))
+        with interrupts_wait():  # Otherwise Ctrl-C could leave a process that `close` does not know.
+            process.start()
             theirs.close()
-            self.pipes[ours] = job
+            self.going[ours] = Going(run, process)
 
-    def ended(self) -> list[tuple[Job, str | None]]:
-        """Waits a moment; the runs that have ended, with their errors."""
-        done = []
-        for pipe in wait(list(self.pipes), timeout=PATIENCE):
-            job = self.pipes[pipe]  # type: ignore[index]
+    def ended(self) -> Ended:
+        done: Ended = []
+        for pipe in cast(list[Connection], wait(list(self.going), timeout=WAIT)):
+            going = self.going[pipe]
             try:
-                kind, what = pipe.recv()  # type: ignore[union-attr]
+                kind, content = pipe.recv()
             except EOFError:
-                job.process.join()
-                kind, what = "failed", f"its process died with exit code {job.process.exitcode}"
+                going.process.join()
+                kind, content = "ended", f"its process died with exit code {going.process.exitcode}"
             if kind == "row":
-                self.told(job, what)
+                self.on_row(going.run, content)
                 continue
-            del self.pipes[pipe]  # type: ignore[arg-type]
-            job.process.join()
+            del self.going[pipe]
+            done.append(going.end(content))
             if kind == "storage":
-                raise StorageError(what)
+                raise StorageError(content)
             if kind == "interrupted":
                 raise KeyboardInterrupt
-            done.append((job, what))
-        self.idle()
+        self.on_wait()
         return done
 
     def close(self) -> None:
-        """Ends the runs that are still going; they go on from their checkpoints the next time."""
-        for job in self.pipes.values():
-            job.process.terminate()
-        for pipe, job in self.pipes.items():
-            pipe.close()  # or one that is telling something would wait for us, and we for it
-            job.process.join()
-        self.pipes = {}
+        for going in self.going.values():
+            going.process.terminate()
+        for pipe, going in self.going.items():
+            pipe.close()  # Otherwise a process that is sending a row would wait for us, and we for it.
+            going.process.join()
+        self.going = {}
 
 
-class OnRay:
-    """Runs on a Ray cluster, as many at a time as it has cores. What comes while a batch is under way waits for its end."""
-
-    size = 1 << 30
-
-    def __init__(self, address: str) -> None:
-        self.address, self.waiting = address, []  # type: tuple[str, list[Job]]
-        self.batch: list[Job] = []
-        self.answers: Iterator[tuple[int, str | None]] | None = None
-
-    def start(self, job: Job, fed: Any) -> None:
-        self.waiting.append(job)  # its data are loaded where it runs
-
-    def ended(self) -> list[tuple[Job, str | None]]:
-        """Waits for the next run."""
-        from fedkeel.study.running.ray_runs import run_all
-
-        if self.answers is None:
-            self.batch, self.waiting = self.waiting, []
-            configs, outs = [job.config for job in self.batch], [job.out for job in self.batch]
-            self.answers = run_all(configs, outs, self.address, [job.fresh for job in self.batch])
-        answer = next(self.answers, None)
-        if answer is None:
-            self.answers = None
-            return []
-        number, error = answer
-        if error is None:
-            self.batch[number].tidy()
-        return [(self.batch[number], error)]
-
-    def close(self) -> None:
-        if self.answers is not None:
-            self.answers.close()  # type: ignore[attr-defined]
-
-
-def _serve(job: Job, fed: Any, pipe: Connection, others: list[Connection], driver: int) -> None:
-    """The life of a run's process."""
+def _in_fork(run: StudyRun, fed: Any, pipe: Connection, others: list[Connection], parent: int) -> None:
+    """What the process of a run does, from its beginning to its end."""
     import torch
 
-    die_with(driver)
-    torch.set_num_threads(1)  # threads that the study's own process may have started do not live here
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the study's business
-    if job.trackers:  # they are told that the run was stopped
+    die_with(parent)
+    torch.set_num_threads(1)  # A fork has none of the threads that its parent's torch may have started.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
+    if run.trackers:  # Trackers learn from a KeyboardInterrupt that the run was stopped.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     for other in others:
         other.close()
     with contextlib.suppress(BrokenPipeError):
         try:
-            error = carry_out(job, fed, lambda row: pipe.send(("row", row)), workers=1)
-            pipe.send(("failed" if error else "done", error))
-        except StorageError as problem:
-            pipe.send(("storage", str(problem)))
+            pipe.send(("ended", train(run, fed, lambda row: pipe.send(("row", row)), workers=1)))
+        except StorageError as error:
+            pipe.send(("storage", str(error)))
         except KeyboardInterrupt:
             pipe.send(("interrupted", None))
     pipe.close()
-    os._exit(0)  # not through the exit handlers of the study's own process
+    os._exit(0)  # Otherwise the exit handlers of the parent would run here, too.

@@ -1,12 +1,15 @@
-"""Whole runs of a study spread over a Ray cluster, one core each."""
+"""Whole runs of a study on a Ray cluster, one core each.
+
+Each run has its directory on this machine. A node that sees the same directory trains in it, and continues from the
+checkpoint there, also after another node has died. A node that does not see the directory sends the results at the end.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,73 +18,93 @@ from fedkeel.errors import Busy, describe, in_words
 from fedkeel.files import guarded, write_atomically
 from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
+from fedkeel.study.running.plan import StudyRun
 
-PATIENCE = 120.0  # seconds in which the lock of a process on a dead node must have ended, also on a network's file system
+# Seconds to wait for the lock of a process whose node died. A network file system may release it late.
+LOCK_WAIT = 120.0
 
 
-def run_all(
-    configs: Sequence[RunConfig], outs: Sequence[Path], address: str = "local", fresh: Sequence[bool] = ()
-) -> Iterator[tuple[int, str | None]]:
-    """Carries out all runs, and yields (number, None or why it failed) as they end. fresh: which of them begin anew.
+class RayPool:
+    """Gives all runs to Ray, which starts as many at a time as the cluster has cores."""
 
-    Each run has its directory on this machine. A node that sees the same directory trains in it, and goes on from a
-    checkpoint there, also after the death of another node; one that does not sends the results when it has them.
-    """
-    from fedkeel.engine.runners.ray import connect, ray
+    size = 1 << 30
 
-    disconnect = connect(address)
-    with contextlib.ExitStack() as stack:
-        stack.callback(disconnect)
-        gpus = ray.cluster_resources().get("GPU", 0) > 0
-        pending: dict[Any, tuple[int, Path]] = {}
-        stack.callback(lambda: [ray.cancel(one, force=True) for one in pending])  # those that nobody waits for any more
-        for number, (config, out) in enumerate(zip(configs, outs, strict=True)):
-            mark = _mark(Path(out))
-            stack.callback(mark.unlink, missing_ok=True)
-            remote = ray.remote(_run).options(num_cpus=1, num_gpus=int(gpus and config.device != "cpu"), max_retries=3)
-            anew = bool(fresh) and fresh[number]
-            pending[remote.remote(config.given, mark, anew)] = number, Path(out)
-        while pending:
-            (done,), _ = ray.wait(list(pending))
-            number, out = pending.pop(done)
-            try:
-                for name, content in ray.get(done).items():
-                    write_atomically(out / name, content)
-                error = None
-            except ray.exceptions.RayTaskError as failed:
-                error = in_words(failed.cause)
-            except ray.exceptions.RayError as failed:
-                error = describe(failed)
-            yield number, error
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.pending: dict[Any, tuple[StudyRun, Path]] = {}  # Ray's task -> the run and its mark
+        self.disconnect: Callable[[], None] | None = None
+
+    def start(self, run: StudyRun, fed: Any) -> None:
+        """fed is not used: the node that trains loads the data."""
+        if self.disconnect is None:  # A study whose runs are all complete never connects.
+            from fedkeel.engine.runners.ray import connect  # raises ValueError if Ray is not installed
+
+            self.disconnect = connect(self.address)
+        import ray
+
+        gpus = ray.cluster_resources().get("GPU", 0) > 0 and run.config.device != "cpu"
+        remote = ray.remote(_train_on_node).options(num_cpus=1, num_gpus=int(gpus), max_retries=3)
+        mark = _mark(run.out)
+        self.pending[remote.remote(run.config.given, mark, run.fresh)] = run, mark
+
+    def ended(self) -> list[tuple[StudyRun, str | None]]:
+        """Waits for the next run that ends."""
+        import ray
+
+        (done,), _ = ray.wait(list(self.pending))
+        run, mark = self.pending.pop(done)
+        mark.unlink(missing_ok=True)
+        try:
+            for name, content in ray.get(done).items():
+                write_atomically(run.out / name, content)
+        except ray.exceptions.RayTaskError as failed:
+            return [(run, in_words(failed.cause))]
+        except ray.exceptions.RayError as failed:
+            return [(run, describe(failed))]
+        run.tidy()
+        return [(run, None)]
+
+    def close(self) -> None:
+        if self.disconnect is None:
+            return
+        import ray
+
+        for task, (_, mark) in self.pending.items():
+            ray.cancel(task, force=True)
+            mark.unlink(missing_ok=True)
+        self.pending = {}
+        self.disconnect()
+        self.disconnect = None
 
 
 def _mark(out: Path) -> Path:
-    """A file of a random name in the directory of a run: who sees it sees the directory."""
+    """A file with a random name in the directory of a run. A node that sees this file sees the directory."""
     mark = out / f".{secrets.token_hex(8)}"
-    guarded(out, lambda: (out.mkdir(parents=True, exist_ok=True), mark.touch()))
+    guarded(out, lambda: out.mkdir(parents=True, exist_ok=True))
+    guarded(mark, mark.touch)
     return mark
 
 
-def _run(values: dict[str, Any], mark: Path, fresh: bool) -> dict[str, bytes]:
-    """One run on a node -> the files to be written on the driver's machine, if it cannot write there itself."""
+def _train_on_node(values: dict[str, Any], mark: Path, fresh: bool) -> dict[str, bytes]:
+    """One run on a node -> the files that this machine must write, if the node cannot write them itself."""
     import torch
 
     torch.set_num_threads(1)
     config = RunConfig(**values)
-    # The cores of a node are for other runs. These engines have the bits of sequential.
-    how = "sequential" if config.engine in ("auto", "processes", "ray") else config.engine
-    config = config.changed(engine=how, ray_address="local")
+    # The other cores of the node are for other runs. These engines give the same bits as `sequential`.
+    engine = "sequential" if config.engine in ("auto", "processes", "ray") else config.engine
+    config = config.changed(engine=engine, ray_address="local")
     if mark.exists():
-        _run_there(config, mark.parent, fresh)
+        _train_in_place(config, mark.parent, fresh)
         return {}
     with tempfile.TemporaryDirectory(prefix="fedkeel-") as place:
         from_config.train(config, place, progress=False)
         return {file: (Path(place) / file).read_bytes() for file in RESULTS}
 
 
-def _run_there(config: RunConfig, out: Path, fresh: bool) -> None:
-    """One run in its own directory, once the process of a dead node that may still hold it is gone."""
-    end = time.monotonic() + PATIENCE
+def _train_in_place(config: RunConfig, out: Path, fresh: bool) -> None:
+    """One run in its directory. A process of a dead node may hold the lock for a while, so this tries again."""
+    end = time.monotonic() + LOCK_WAIT
     while True:
         try:
             from_config.train(config, out, resume=True, progress=False, fresh=fresh)

@@ -10,52 +10,49 @@ from fedkeel.engine.state import directory
 from fedkeel.runs.config import SETTINGS, RunConfig
 from fedkeel.runs.saved_config import difference, differences, saved_config
 from fedkeel.study.results.numbers import NOT_RUN
-from fedkeel.study.running.plan import Found, Job, outcome_of, steps_of
+from fedkeel.study.running.plan import BranchResult, StudyPlan, StudyRun
 from fedkeel.study.study import Branch, Study, path_of
 
 
-def read_study(study: Study, store: Path) -> list[Found]:
-    """What the complete runs of a study say, without running anything."""
-    found = []
+def read_study(study: Study, store: Path) -> list[BranchResult]:
+    """The results of a study from the runs that are complete."""
+    plan, results = StudyPlan(study, store), []
     for group in study.groups():
-        steps, answer = steps_of(study, group, store, False, {}, _chosen_before(group, store)), None
-        while True:
-            try:
-                asked = steps.send(answer)
-            except StopIteration as end:
-                found += end.value
-                break
-            answer = [
-                outcome_of(job, b, seed, _other_choice(job, b))
-                for job, b, seed in zip(asked.jobs, asked.branches, asked.seeds, strict=True)
-            ]
-    return found
+        waves = plan.branch_runs(group, _chosen_before(group, store))
+        try:
+            wave = next(waves)
+            while True:
+                wave = waves.send([run.outcome(_other_choice(run)) for run in wave])
+        except StopIteration as end:
+            results += end.value
+    return results
 
 
 def _chosen_before(group: Sequence[Branch], store: Path) -> dict[str, Any] | None:
-    """What a search has chosen, from the runs that came after it; None if there are none yet.
+    """What a search chose, read from the runs that came after it. None if there are no such runs yet.
 
-    Its trials alone cannot tell: of those that failed, an archive of complete runs has nothing.
+    The trials alone do not always tell: an archive of complete runs lacks the trials that failed.
     """
-    first = group[0]  # the search is made in its case, if there are several
+    first = group[0]  # the search was made in its case
     for branch, seed in [(one, seed) for one in group for seed in one.seeds if first.grid]:
-        ran = _at_grid(first, path_of(store, branch, seed))
-        if ran is not None and all(ran[key] in values for key, values in first.grid.items()):
-            return ran
+        values = _values_on_disk(first, path_of(store, branch, seed))
+        if values is not None and all(values[key] in grid for key, grid in first.grid.items()):
+            return values
     return None
 
 
-def _other_choice(job: Job, branch: Branch) -> str | None:
-    """How the run in a directory differs from what was chosen, if the grid was another when it was run."""
-    ran = _at_grid(branch, job.out) if branch.grid else None
-    if ran is None or ran == {key: _value(job.config, key) for key in branch.grid}:
+def _other_choice(run: StudyRun) -> str | None:
+    """Why the run on disk is not this one, if the grid had other values when it was run. None if it is this one."""
+    grid = run.branch.grid
+    values = _values_on_disk(run.branch, run.out) if grid else None
+    if values is None or values == {key: _value(run.config, key) for key in grid}:
         return None
-    other = differences(job.out, job.config)
-    return NOT_RUN if other.keys() <= set(branch.grid) else difference(job.out, job.config)
+    only_the_grid = differences(run.out, run.config).keys() <= set(grid)
+    return NOT_RUN if only_the_grid else difference(run.out, run.config)
 
 
-def _at_grid(branch: Branch, path: Path) -> dict[str, Any] | None:
-    """The values that the run in a directory has of the keys of the grid; None if there is no run."""
+def _values_on_disk(branch: Branch, path: Path) -> dict[str, Any] | None:
+    """The values of the branch's grid that the run in a directory has. None if there is no run."""
     if not directory.holds_run(path) or not (path / "config.toml").exists():
         return None
     config = saved_config(path)

@@ -1,27 +1,32 @@
-"""Runs a study: complete runs are read, partial ones continued, the others begun, as many at a time as there is room for."""
+"""Runs a study: reads complete runs, continues partial ones and starts the others, as many at a time as there is room for.
+
+How it works. Every group of branches that share a search has a generator, `StudyPlan.branch_runs`. It yields waves: lists
+of runs that do not depend on each other. The scheduler puts the runs of all open waves into one queue, ordered by
+`StudyRun.turn`, and gives them to a pool. When all runs of a wave have ended, it sends their outcomes to the generator. The
+generator answers with the next wave or, at its end, with the results of the group.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import heapq
 import itertools
-import multiprocessing
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state import directory
 from fedkeel.files import claim, guarded
 from fedkeel.runs import from_config
-from fedkeel.study.running import pools as pool
-from fedkeel.study.running.data import Data
-from fedkeel.study.running.plan import Asked, Found, Job, clear, is_complete, outcome_of, size, steps_of
+from fedkeel.study.running.data import StudyData
+from fedkeel.study.running.plan import BranchResult, StudyPlan, StudyRun, Waves, size
+from fedkeel.study.running.pools import Pool, make_pool
 from fedkeel.study.running.progress import StudyBar
 from fedkeel.study.study import Study
 
 
-def run_study(
+def run_branches(
     study: Study,
     store: Path,
     *,
@@ -31,86 +36,80 @@ def run_study(
     progress: bool = True,
     trackers: dict[str, str] | None = None,
     begin: Callable[[], None] = lambda: None,
-) -> list[Found]:
-    """Runs whatever of a study is not complete. store: where its runs lie; jobs: how many at a time (default: one per core);
-    ray: the address of a cluster to run on.
+) -> list[BranchResult]:
+    """Runs what is not complete of a study, and returns the results of all its branches.
 
-    begin: called when all was checked, before anything is run. A run that fails is told in its outcome, it stops no other.
+    store: the directory of all runs.  jobs: runs at a time (default: one per core).  ray: the address of a cluster.
+    begin: called after all checks, before the first run starts.  A run that fails does not stop the others; its outcome has
+    the error.
     """
-    plans = [steps_of(study, group, store, fresh, trackers or {}) for group in study.groups()]
-    total, rounds = size(study)
-    with StudyBar(total, rounds, progress) as bar:
-        workers = cores() if jobs is None else jobs
-        runner = Scheduler(workers, ray, bar)
-
-        def claimed_begin() -> None:
-            guarded(store, lambda: store.mkdir(parents=True, exist_ok=True))
-            # Each of two would find the other's runs locked, and list them as failed.
-            claim(store / "study.lock", runner, "another process is running a study")
-            if fresh:
-                clear(study, store)
-            begin()
-
+    plan = StudyPlan(study, store, fresh, trackers or {})
+    with StudyBar(*size(study), progress) as bar:
+        pool = make_pool(cores() if jobs is None else jobs, ray, bar.row, bar.refresh)
+        scheduler = Scheduler(plan, pool, bar, loads_data=ray is None)
         try:
-            return [found for group in runner.drive(plans, claimed_begin) for found in group]
+            scheduler.check()
+            guarded(store, lambda: store.mkdir(parents=True, exist_ok=True))
+            # Two processes in one directory would find each other's runs locked, and report them as failed.
+            claim(store / "study.lock", scheduler, "another process is running a study")
+            if fresh:
+                plan.clear()
+            begin()
+            return scheduler.run()
         finally:
-            runner.pool.close()
+            pool.close()
 
 
-def make_pool(workers: int, ray: str | None, bar: StudyBar) -> Any:
-    """Who carries out the runs: something with size, start(job, fed), ended() and close(). ray: address of a cluster."""
-    if ray is not None:
-        return pool.OnRay(ray)
-    if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
-        return pool.Forks(workers, bar.row, bar.refresh)
-    return pool.Here(bar.row)
+@dataclass(eq=False)
+class Wave:
+    """Runs that must all end before their group of branches can continue."""
+
+    group: int  # which group
+    runs: list[StudyRun]
+    errors: dict[StudyRun, str | None] = field(default_factory=dict)  # of the runs that have ended
 
 
 class Scheduler:
-    """Gives runs to a pool: trials first, then seed by seed, so that what is interrupted has something of every method."""
-
-    def __init__(self, workers: int, ray: str | None, bar: StudyBar) -> None:
-        self.pool, self.bar, self.remote = make_pool(workers, ray, bar), bar, ray is not None
-        self.queue: list[tuple[int, int, Job]] = []
-        self.number = itertools.count()
-        self.data = Data()
+    def __init__(self, plan: StudyPlan, pool: Pool, bar: StudyBar, loads_data: bool = True) -> None:
+        """loads_data: load the data here, and hand them to the pool. Nodes of a cluster load them themselves."""
+        self.pool, self.bar, self.loads_data = pool, bar, loads_data
+        self.groups: list[Waves] = [plan.branch_runs(group) for group in plan.study.groups()]
+        self.results: list[list[BranchResult]] = [[] for _ in self.groups]
+        self.data = StudyData()
+        self.waves: dict[StudyRun, Wave] = {}  # the open waves, by their runs that have not ended
+        self.queue: list[tuple[int, int, StudyRun]] = []  # a heap of (turn, number, run): runs that wait for a place
+        self.numbers = itertools.count()  # Runs of the same turn start in the order of the study.
+        self.started = False
         self.running = 0
-        self.begun = False
 
-    def drive(self, plans: Sequence[Generator[Asked, Any, list[Found]]], begin: Callable[[], None]) -> list[list[Found]]:
-        self.results: list[list[Found]] = [[] for _ in plans]
-        self.open: dict[int, tuple[Asked, dict[Job, str | None]]] = {}  # plan -> what it waits for, and what has ended
-        self.owner: dict[Job, int] = {}
-        self.plans = plans
-        asked = [(place, next(plan)) for place, plan in enumerate(plans)]
-        for place, one in asked:  # all are checked before any is started
-            self._ask(place, one)
+    def check(self) -> None:
+        """Opens the first waves. Raises ValueError if a directory holds a different run, or the data cannot be loaded."""
+        waves = [Wave(number, next(group)) for number, group in enumerate(self.groups)]
+        for wave in waves:
+            self._open(wave)
         self.bar.announce(self.bar.done)
         self._check_data()
-        begin()
-        self.begun = True
-        while self.open:
+
+    def run(self) -> list[BranchResult]:
+        self.started = True
+        while self.waves:
             while self.queue and self.running < self.pool.size:
                 self._start(heapq.heappop(self.queue)[-1])
-            for job, error in self.pool.ended():
+            for run, error in self.pool.ended() if self.running else ():
                 self.running -= 1
-                if error:
-                    self._failed(job, error)
-                else:
-                    self._end(job, None)
-        return self.results
+                self._end(run, error)
+        return [result for group in self.results for result in group]
 
     def _check_data(self) -> None:
-        """If all runs are on the same data and model, what is wrong with these is an error of the study; so it is if there
-        are no data for any of them."""
-        configs = {Data.key(job.config): job.config for _, _, job in self.queue}
-        if self.remote or not configs:
+        """Data that no run can load are an error of the study. So is any fault of the data or model that all runs share."""
+        configs = {StudyData.key(run.config): run.config for _, _, run in self.queue}
+        if not self.loads_data or not configs:
             return
         if len(configs) == 1:
             config = next(iter(configs.values()))
             from_config.task(config, self.data.of(config))
             return
-        if self.bar.done:  # there is something to report
+        if self.bar.done:  # Some runs are complete, so there is something to report.
             return
         for config in configs.values():
             with contextlib.suppress(Exception):
@@ -118,61 +117,57 @@ class Scheduler:
                 return
         raise next(iter(self.data.absent.values()))
 
-    def _ask(self, place: int, asked: Asked) -> None:
-        self.open[place] = asked, {}
+    def _open(self, wave: Wave) -> None:
+        """Queues the runs of a wave that are not complete."""
         complete, refused = [], []
-        for job, seed, branch in zip(asked.jobs, asked.seeds, asked.branches, strict=True):
-            self.owner[job] = place
+        for run in wave.runs:
+            self.waves[run] = wave
             try:
-                if is_complete(job, () if asked.search else branch.grid):
-                    complete.append(job)
-                    continue
+                if run.is_complete():
+                    complete.append(run)
+                else:
+                    heapq.heappush(self.queue, (run.turn, next(self.numbers), run))
             except ValueError as error:
-                if not self.begun:
+                if not self.started:
                     raise
-                refused.append((job, str(error)))  # too late to refuse the study: other runs are under way
-                continue
-            turn = 0 if asked.search else 1 + branch.seeds.index(seed)
-            heapq.heappush(self.queue, (turn, next(self.number), job))
+                refused.append((run, str(error)))  # Other runs have started, so only this one fails.
         self.bar.already(complete)
-        for job in complete:
-            self.data.had(job)
-            self._end(job, None, told=False)
-        for job, why in refused:
-            self._end(job, why)
+        for run in complete:
+            self.data.note_complete(run)
+            self._close(run, None)
+        for run, why in refused:
+            self.bar.end(run, why)
+            self._close(run, why)
 
-    def _start(self, job: Job) -> None:
-        if is_complete(job):  # another study that shares the runs has ended since
-            return self._end(job, None)
-        if job.replaces:
-            self.bar.say(f"{job.name}: replaces a run with {job.replaces}")
-        self.bar.begin(job)
+    def _start(self, run: StudyRun) -> None:
+        if run.is_complete():  # by another study that shares the runs, since this one began
+            self.bar.end(run, None)
+            return self._close(run, None)
+        if run.replaces:
+            self.bar.say(f"{run.name}: replaces a run with {run.replaces}")
+        self.bar.begin(run)
         try:
-            fed = None if self.remote else self.data.of(job.config)
-        except Exception as error:  # no data for this case; there may be some for others
-            return self._failed(job, " ".join(str(error).split()))
-        directory.mark_failed(job.out, None)
+            fed = self.data.of(run.config) if self.loads_data else None
+        except Exception as error:  # Other cases may have data.
+            return self._end(run, " ".join(str(error).split()))
+        directory.mark_failed(run.out, None)
         self.running += 1
-        self.pool.start(job, fed)
+        self.pool.start(run, fed)
 
-    def _failed(self, job: Job, error: str) -> None:
-        directory.mark_failed(job.out, error)
-        self._end(job, error)
+    def _end(self, run: StudyRun, error: str | None) -> None:
+        if error:
+            directory.mark_failed(run.out, error)
+        self.bar.end(run, error)
+        self._close(run, error)
 
-    def _end(self, job: Job, error: str | None, told: bool = True) -> None:
-        place = self.owner.pop(job)
-        asked, ended = self.open[place]
-        ended[job] = error
-        if told:
-            self.bar.end(job, error)
-        if len(ended) < len(asked.jobs):
+    def _close(self, run: StudyRun, error: str | None) -> None:
+        """Notes that a run has ended. The last run of a wave opens the next wave."""
+        wave = self.waves.pop(run)
+        wave.errors[run] = error
+        if len(wave.errors) < len(wave.runs):
             return
-        del self.open[place]
-        outcomes = [
-            outcome_of(job, branch, seed, ended[job])
-            for job, branch, seed in zip(asked.jobs, asked.branches, asked.seeds, strict=True)
-        ]
+        outcomes = [one.outcome(wave.errors[one]) for one in wave.runs]
         try:
-            self._ask(place, self.plans[place].send(outcomes))
+            self._open(Wave(wave.group, self.groups[wave.group].send(outcomes)))
         except StopIteration as end:
-            self.results[place] = end.value
+            self.results[wave.group] = end.value

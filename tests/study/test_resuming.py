@@ -1,4 +1,4 @@
-"""Studies that were stopped, changed, moved, or are not complete: what is run, and what the report says of them."""
+"""Studies that were stopped, changed or are not complete: what runs again, and what a report says before the end."""
 
 import json
 import shutil
@@ -14,14 +14,14 @@ from fedkeel.engine.forked import interrupts_wait
 from fedkeel.runs import config, from_config
 from fedkeel.runs.config import RunConfig, resolve
 from fedkeel.runs.saved_config import saved_config
-from fedkeel.study.compare import carry_out
+from fedkeel.study.compare import run_study
 from fedkeel.study.report.figures import figures
 from fedkeel.study.report.write import report, results_of
 from fedkeel.study.results.collect import _robustness
 from fedkeel.study.results.numbers import NOT_RUN
-from fedkeel.study.running.plan import Job
+from fedkeel.study.running.plan import StudyRun
 from fedkeel.study.running.progress import StudyBar
-from fedkeel.study.running.scheduler import run_study
+from fedkeel.study.running.scheduler import run_branches
 from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "rounds": 2, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
@@ -63,11 +63,12 @@ def test_ctrl_c_waits_for_the_end_of_a_fork():
 @pytest.mark.parametrize("columns", [80, 140])
 def test_the_bar_has_room_for_accuracy_and_time_left(tmp_path, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    job = Job("fedavg | lr = 0.001, concentration = 0.1 seed 0", resolve(RunConfig(rounds=500)), tmp_path)
+    (branch,) = read({"fedavg": {}}, sweep={"lr": [0.001], "concentration": [0.1]}).branches
+    run = StudyRun(branch, resolve(RunConfig(rounds=500)), tmp_path)
     with StudyBar(32, 16_000, True) as bar:
         bar.progress.console.file = StringIO()
-        bar.begin(job)
-        bar.row(job, {"round": 3, "test_accuracy": 0.5})
+        bar.begin(run)
+        bar.row(run, {"round": 3, "test_accuracy": 0.5})
         bar.refresh(now=True)
         shown = bar.progress.make_tasks_table(bar.progress.tasks)
         text = "".join(z.text for z in bar.progress.console.render(shown))
@@ -77,14 +78,14 @@ def test_the_bar_has_room_for_accuracy_and_time_left(tmp_path, monkeypatch, colu
 
 def test_rounds_of_a_checkpoint_are_no_work_of_today(tmp_path, monkeypatch):
     monkeypatch.setattr("fedkeel.engine.state.directory.next_round", lambda path: 300)
-    job = Job("fedavg", resolve(RunConfig(rounds=500)), tmp_path)
+    run = StudyRun(read({"fedavg": {}}).branches[0], resolve(RunConfig(rounds=500)), tmp_path)
     with StudyBar(1, 500, False) as bar:
-        bar.begin(job)
+        bar.begin(run)
         for t in range(310):
-            bar.row(job, {"round": t, "test_accuracy": 0.5})
+            bar.row(run, {"round": t, "test_accuracy": 0.5})
         bar.refresh(now=True)
         assert (bar.progress.tasks[0].completed, bar.progress.tasks[0].total) == (10, 200)
-        bar.end(job, None)
+        bar.end(run, None)
         assert (bar.rounds_done, bar.rounds) == (200, 200)
 
 
@@ -92,32 +93,32 @@ def test_rounds_of_a_checkpoint_are_no_work_of_today(tmp_path, monkeypatch):
 
 
 def test_another_choice_of_a_changed_grid_is_run_in_the_place_of_the_old_one(tmp_path, capsys):
-    carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
+    run_study(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
     assert saved_config(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 1e-6
     study = read({"fedavg": {"lr": [1e-6, 0.1]}, "fedprox": {}})
-    for rows in (carry_out(study, tmp_path, jobs=1, progress=False)["rows"], results_of(tmp_path)["rows"]):
+    for rows in (run_study(study, tmp_path, jobs=1, progress=False)["rows"], results_of(tmp_path)["rows"]):
         assert (rows[0]["chosen"], rows[0]["seeds"], rows[1]["seeds"]) == ({"lr": 0.1}, 1, 1)
     assert saved_config(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 0.1
-    carry_out(read({"fedavg": {"lr": [1e-6, 1e-5, 0.1]}}), tmp_path, jobs=1)
+    run_study(read({"fedavg": {"lr": [1e-6, 1e-5, 0.1]}}), tmp_path, jobs=1)
     assert "replaces" not in capsys.readouterr().err  # the same choice
-    carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1)
+    run_study(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1)
     assert "fedavg seed 0: replaces a run with lr = 0.1" in capsys.readouterr().err
-    carry_out(study, tmp_path, jobs=1, progress=False)
+    run_study(study, tmp_path, jobs=1, progress=False)
     before = (tmp_path / "fedavg-seed0/metrics.jsonl").stat().st_mtime_ns
-    carry_out(study, tmp_path, jobs=1, progress=False)
+    run_study(study, tmp_path, jobs=1, progress=False)
     assert (tmp_path / "fedavg-seed0/metrics.jsonl").stat().st_mtime_ns == before  # it is complete
 
 
 def test_a_run_that_will_be_replaced_has_not_failed(tmp_path):
     """A study that was stopped between its new search and the runs after it."""
-    carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
+    run_study(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
     old = (tmp_path / "fedavg-seed0").rename(tmp_path / "kept")
-    carry_out(read({"fedavg": {"lr": [1e-6, 0.1]}}), tmp_path, jobs=1, progress=False)
+    run_study(read({"fedavg": {"lr": [1e-6, 0.1]}}), tmp_path, jobs=1, progress=False)
     shutil.rmtree(tmp_path / "fedavg-seed0")
     old.rename(tmp_path / "fedavg-seed0")
     assert results_of(tmp_path)["rows"][0]["errors"] == {0: NOT_RUN}
     study = Study.read(config.read_settings(tmp_path / "study.toml"))
-    assert [one.outcomes[0].error for one in run_study(study, tmp_path, jobs=1, progress=False)] == [None]
+    assert [one.outcomes[0].error for one in run_branches(study, tmp_path, jobs=1, progress=False)] == [None]
     assert saved_config(tmp_path / "fedavg-seed0").hyperparameters["lr"] == 0.1
 
 
@@ -126,17 +127,17 @@ def test_data_that_are_absent_do_not_keep_a_report_from_being_written_again(tmp_
     monkeypatch.setattr("fedkeel.data.readers.hub.from_hub", lambda **_: (_ for _ in ()).throw(ValueError("data: no hub")))
     cases = [{"name": "here"}, *({"name": z, "data": "cifar10", "clients": 10 + i} for i, z in enumerate("ab"))]
     for _ in range(2):
-        rows = carry_out(read({"fedavg": {}}, cases=cases), tmp_path / "s", jobs=1, progress=False)["rows"]
+        rows = run_study(read({"fedavg": {}}, cases=cases), tmp_path / "s", jobs=1, progress=False)["rows"]
         assert [row["seeds"] for row in rows] == [1, 0, 0]
 
 
 def test_a_value_that_is_in_no_grid_replaces_nothing(tmp_path):
-    carry_out(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
+    run_study(read({"fedavg": {"lr": [1e-6, 1e-5]}}), tmp_path, jobs=1, progress=False)
     for other in ({"lr": 0.1}, {"lr": [1e-6, 0.1], "weight_decay": 0.1}):
-        rows = run_study(read({"fedprox": {}}), tmp_path, jobs=1, progress=False)
+        rows = run_branches(read({"fedprox": {}}), tmp_path, jobs=1, progress=False)
         assert rows[0].outcomes[0].error is None
         with pytest.raises(ValueError, match=r"holds a run with .*--fresh"):
-            carry_out(read({"fedavg": other}), tmp_path, jobs=1, progress=False)
+            run_study(read({"fedavg": other}), tmp_path, jobs=1, progress=False)
 
 
 def test_the_same_study_twice_at_once_is_refused(fedkeel, tmp_path):
@@ -159,7 +160,7 @@ def test_the_same_study_twice_at_once_is_refused(fedkeel, tmp_path):
 def searched(tmp_path):
     """The directory of a complete study with a search of which one trial diverged."""
     study = read({"fedavg": {"lr": [1e-6, 0.1, 1e38], "weight_decay": [0.0, 0.01]}}, search={"way": "coordinate"})
-    carry_out(study, tmp_path, jobs=1, progress=False)
+    run_study(study, tmp_path, jobs=1, progress=False)
     return tmp_path
 
 
@@ -209,10 +210,10 @@ def test_a_run_that_failed_is_told_until_it_is_run_again(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("fedkeel.runs.from_config.train", fails)
-        carry_out(study, tmp_path, jobs=1, progress=False)
+        run_study(study, tmp_path, jobs=1, progress=False)
     shutil.rmtree(tmp_path / "fedprox-seed0")
     assert [row["errors"] for row in results_of(tmp_path)["rows"]] == [{}, {0: "no luck"}, {0: NOT_RUN}]
-    run_study(study, tmp_path, jobs=1, progress=False)
+    run_branches(study, tmp_path, jobs=1, progress=False)
     assert [row["errors"] for row in results_of(tmp_path)["rows"]] == [{}] * 3
     assert {path.name for path in (tmp_path / "scaffold-seed0").iterdir()} == {
         *("config.toml", "metrics.jsonl", "summary.json", "lock"),
@@ -221,7 +222,7 @@ def test_a_run_that_failed_is_told_until_it_is_run_again(tmp_path, monkeypatch):
 
 def test_a_point_still_to_come_does_not_count_as_a_bad_one(tmp_path):
     study = read({"fedavg": {}}, sweep={"lr": [0.1, 0.11, 0.12, 1e38]})
-    whole = carry_out(study, tmp_path, jobs=1, progress=False)["robustness"]
+    whole = run_study(study, tmp_path, jobs=1, progress=False)["robustness"]
     shutil.rmtree(tmp_path / "fedavg-lr=0.11-seed0")
     (under_way,) = results_of(tmp_path)["robustness"]
     assert under_way["decades"] == whole[0]["decades"] > 0.07  # 0.1 to 0.12
@@ -229,7 +230,7 @@ def test_a_point_still_to_come_does_not_count_as_a_bad_one(tmp_path):
 
 def test_a_study_whose_runs_are_elsewhere_keeps_its_report(tmp_path):
     out, store = tmp_path / "view", tmp_path / "runs"
-    carry_out(read({"fedavg": {}}), out, store=store, jobs=1, progress=False)
+    run_study(read({"fedavg": {}}), out, store=store, jobs=1, progress=False)
     before = (out / "report.html").read_bytes()
     shutil.move(out, tmp_path / "elsewhere" / "view")
     with pytest.raises(ValueError, match=r"report: the runs of this study lie in .*elsewhere/runs, which is not there"):
@@ -256,20 +257,20 @@ def test_the_plot_of_the_split_is_that_of_the_study(fedkeel, tmp_path):
 
 
 def test_figures_of_another_study_do_not_stay(tmp_path):
-    carry_out(read({"fedavg": {}}, cases=[{"name": "A"}]), tmp_path, jobs=1, progress=False)
+    run_study(read({"fedavg": {}}, cases=[{"name": "A"}]), tmp_path, jobs=1, progress=False)
     assert (tmp_path / "report" / "A-partition.svg").exists()
     (tmp_path / "report" / "mine.txt").write_text("not ours")
-    carry_out(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)
+    run_study(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)
     names = {path.stem.partition("-")[0] for path in (tmp_path / "report").iterdir()}
     assert names == {"accuracy", "train_loss", "partition", "table", "mine"}
 
 
 def test_a_sweep_over_splits_says_which_one_is_drawn(tmp_path):
     study = read({"fedavg": {}}, sweep={"concentration": [0.5, 10.0], "lr": [0.1, 0.2]}, resplit=True)
-    drawn = figures(carry_out(study, tmp_path, jobs=1, progress=False))
+    drawn = figures(run_study(study, tmp_path, jobs=1, progress=False))
     title = "Samples of every class that a client has (area), for concentration = 0.5, split_seed = 0"
     assert [one.title for one in drawn if one.name == "partition"] == [title]
-    plain = figures(carry_out(read({"fedavg": {}}), tmp_path / "b", jobs=1, progress=False))
+    plain = figures(run_study(read({"fedavg": {}}), tmp_path / "b", jobs=1, progress=False))
     assert [z.title for z in plain if z.name == "partition"] == ["Samples of every class that a client has (area)"]
 
 
@@ -283,21 +284,21 @@ def test_runs_on_other_data_are_not_put_beside_complete_ones(fedkeel, tmp_path):
     (tmp_path / "s/fedavg-seed1/summary.json").unlink()
     code, _, err = fedkeel(*words, "--seeds", "3")
     assert code == 2
-    assert "data: digits is not here what it was for fedavg seed 0, which is complete" in " ".join(err.split())
+    assert "data: digits differs from what the complete run fedavg seed 0 was trained on" in " ".join(err.split())
     assert fedkeel(*words, "--seeds", "1")[0] == 0  # nothing to be run
 
 
 def test_fresh_leaves_nothing_of_before(tmp_path):
     """Who goes on after Ctrl-C, without --fresh, must not find runs from before it."""
     study = Study.read(TASK | {"rounds": 2, "methods": {"fedavg": {"lr": [0.1, 0.2]}, "scaffold": {}}, "seeds": 2})
-    carry_out(study, tmp_path, jobs=1, progress=False)
+    run_study(study, tmp_path, jobs=1, progress=False)
     assert len(list(tmp_path.rglob("summary.json"))) == 6
 
     def stop():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_study(study, tmp_path, fresh=True, jobs=1, progress=False, begin=stop)
+        run_branches(study, tmp_path, fresh=True, jobs=1, progress=False, begin=stop)
     assert not list(tmp_path.rglob("summary.json"))
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
@@ -307,22 +308,22 @@ def test_fresh_leaves_nothing_of_before(tmp_path):
 )
 def test_a_damaged_history_is_the_fault_of_that_run_alone(tmp_path, damage, why):
     study = Study.read(TASK | {"rounds": 4, "methods": {"fedavg": {}}, "seeds": 2})
-    carry_out(study, tmp_path, jobs=1, progress=False)
+    run_study(study, tmp_path, jobs=1, progress=False)
     path = tmp_path / "fedavg-seed1" / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(True)[:3]) if damage is None else damage)
-    row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
+    row = run_study(study, tmp_path, jobs=1, progress=False)["rows"][0]
     assert list(row["errors"]) == [1]
     assert why in row["errors"][1]
     assert row["seeds"] == 1
 
 
 def test_an_origin_that_cannot_be_read_is_named(tmp_path):
-    carry_out(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)
+    run_study(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)
     (tmp_path / "origin.json").write_text("{")
     with pytest.raises(ValueError, match=r"^out: .*origin.json cannot be read: "):
         report(tmp_path)
     with pytest.raises(ValueError, match=r"^out: .*origin.json cannot be read: "):
-        carry_out(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)
+        run_study(read({"fedavg": {}}), tmp_path, jobs=1, progress=False)
 
 
 def test_a_value_at_which_seeds_fail_is_not_robust():

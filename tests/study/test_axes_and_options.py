@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fedkeel.study.changes import add_axes, choose_methods, set_values
-from fedkeel.study.compare import carry_out
+from fedkeel.study.compare import run_study
 from fedkeel.study.file import Range
 from fedkeel.study.study import Study
 
@@ -113,8 +113,8 @@ def test_what_would_be_left_out_or_mean_all(fedkeel, words, told):
         ({"target": [0.5, 0.5]}, "target = [0.5, 0.5] is not allowed; targets must differ"),
         (
             {"target": 0.5, "evaluate_every": 0},
-            "evaluate_every = 0 is not allowed with a target: fedavg is evaluated at its end only, so when it was reached "
-            "would not be known",
+            "evaluate_every = 0 is not allowed with a target: fedavg is evaluated only at its end, so the round that "
+            "reaches it would not be known",
         ),
         (
             {"cases": [{"name": "MNIST"}], "paper": [{"metric": "best_accuracy", "at": ["mnist"], "values": {}}]},
@@ -141,7 +141,7 @@ def test_settings_that_are_lists_can_be_of_one_method(tmp_path):
     """metrics = ["tracking"] is one value, not a grid."""
     study = read(methods={"fedavg": {}, "scaffold": {"metrics": ["tracking"]}}, seeds=1)
     assert [branch.grid for branch in study.branches] == [{}, {}]
-    rows = carry_out(study, tmp_path, jobs=1, progress=False)["rows"]
+    rows = run_study(study, tmp_path, jobs=1, progress=False)["rows"]
     assert ["final_tracking_error" in row for row in rows] == [False, True]
     given = set_values({"methods": {"scaffold": {}}, "cases": []}, ["scaffold.metrics=tracking"])
     assert given["methods"] == {"scaffold": {"metrics": ["tracking"]}}

@@ -1,6 +1,5 @@
 """What a study file or command may say: every part is obeyed, or refused in one line before anything is run."""
 
-import itertools
 import json
 import math
 import re
@@ -15,11 +14,11 @@ from fedkeel.engine.state.checkpoint import check_same
 from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 from fedkeel.study.changes import choose_methods, set_values
-from fedkeel.study.compare import carry_out
-from fedkeel.study.names import safe
+from fedkeel.study.compare import run_study
 from fedkeel.study.results.columns import better_is_less, is_column
 from fedkeel.study.results.numbers import Outcome, curves, of_run
 from fedkeel.study.study import Study, path_of
+from fedkeel.wording import file_name
 
 TASK = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}
 COLUMNS = 120  # of the screen
@@ -58,8 +57,8 @@ def test_no_two_runs_share_a_directory(changes, words):
 
 @pytest.mark.parametrize("name", ["*", ".", "..", "/", "", "../..", "a/../b"])
 def test_a_name_never_leads_out_of_the_store(name):
-    assert safe(name).strip(".")
-    assert "/" not in safe(name)
+    assert file_name(name).strip(".")
+    assert "/" not in file_name(name)
     if name:
         branch = read(cases=[{"name": name}]).branches[0]
         assert path_of(Path("/store"), branch, 0).resolve().parts[:2] == ("/", "store")
@@ -205,56 +204,6 @@ def test_an_axis_of_steps_replaces_one_of_epochs(fedkeel):
     assert shown(fedkeel, "lada/tab4", "--over", "local-steps=3,5")["sweep"] == {"local_steps": [3, 5]}
 
 
-# What a search goes by ------------------------------------------------------------------------------------------------
-
-GRID = {"methods": {"fedavg": {"lr": [0.1, 0.2]}}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"search": {"metric": "final_acuracy"}},
-            "search: metric = 'final_acuracy' is not allowed; did you mean final_accuracy",
-        ),
-        ({"search": {"metric": "final_drift"}}, "search: metric = 'final_drift' needs metrics = ['drift']"),
-        ({"search": {"metric": "rounds_to_target"}}, "search: metric = 'rounds_to_target' needs a target"),
-        ({"search": {"metric": "up_to_second"}, "target": 0.5}, "search: metric = 'up_to_second' needs more targets"),
-        (
-            {"search": {"metric": "at_target_accuracy"}, "target": 0.5},
-            "'at_target_accuracy' needs target_on = 'train_accuracy'",
-        ),
-        ({"search": {"metric": "cost"}}, "search: metric = 'cost' needs a cost in the method's table, for fedavg"),
-        (
-            {"search": {"metric": "final_objective"}, "metrics": ["train"]},
-            "metric = 'final_objective' needs weight_decay > 0",
-        ),
-        ({"search": {"metric": "final_client_accuracy"}}, "metric = 'final_client_accuracy' needs a method with layers of"),
-        ({"search": {"seed": 0}}, "search: seed = 0 is not allowed; it is one of the seeds of fedavg, so the choice"),
-        ({"seeds": [5, 1000]}, "search: seed = 1000 is not allowed; it is one of the seeds"),
-        (
-            {"paper": [{"metric": "best_acuracy", "values": {"fedavg": [1]}}]},
-            "paper: metric = 'best_acuracy' is not allowed",
-        ),
-    ],
-)
-def test_what_a_search_or_paper_cannot_go_by(changes, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
-        read(**(GRID | changes))
-
-
-def test_what_a_search_can_go_by():
-    methods = {"fedavg": {"lr": [0.1, 0.2], "weight_decay": [0.0, 0.1], "cost": 2}}
-    for metric in ("final_objective", "final_tracking_bias", "cost_to_second", "cost", "memory_mb"):
-        changes = {"metrics": ["train"] if "objective" in metric else [], "target": [0.5, 0.6]}
-        if "tracking" in metric:
-            changes |= {"metrics": ["tracking"], "methods": {"scaffold": {"lr": [0.1, 0.2]}}}
-        assert read(**({"methods": methods} | changes), search={"metric": metric}).search.metric == metric
-    paper = [{"metric": "rounds_to_second", "values": {"fedavg": [1]}}]
-    assert read(paper=paper).paper  # a paper may have numbers for more than is asked here
-    assert read(search={"seed": 0}).branches  # there is nothing to search
-
-
 def test_less_is_better_of_losses_and_costs_and_more_of_accuracies():
     less = ["final_objective", "final_tracking_bias", "final_qp_residual", "floats", "up", "cost", "final_train_loss"]
     less += [
@@ -278,10 +227,10 @@ def test_one_client_is_not_all_of_them(tmp_path, method, key):
     assert [branch.slug for branch in study.branches] == [f"{method}-{key}=1", f"{method}-{key}=1.0"]
     for value, other in ((1, 1.0), (1.0, 1)):
         out = tmp_path / repr(value)
-        carry_out(Study.read(task | {"methods": {method: {key: value}}, "seeds": 1}), out, jobs=1, progress=False)
+        run_study(Study.read(task | {"methods": {method: {key: value}}, "seeds": 1}), out, jobs=1, progress=False)
         again = Study.read(task | {"methods": {method: {key: other}}, "seeds": 1})
         with pytest.raises(ValueError, match=f"holds a run with {key} = {value}, this one has {other}"):
-            carry_out(again, out, jobs=1, progress=False)
+            run_study(again, out, jobs=1, progress=False)
     kept = {"settings": {"cohort": 1, "lr": 1}, "algorithm": {"lr": 1.0, "tracking": 1.0}}
     check_same(kept, {"settings": {"cohort": 1, "lr": 1.0}, "algorithm": {"lr": 1, "tracking": 1.0}})
     with pytest.raises(ValueError, match=r"resume: cohort is 1\.0 now, but 1 in the checkpoint"):
@@ -292,16 +241,9 @@ def test_one_client_is_not_all_of_them(tmp_path, method, key):
 
 def test_the_report_knows_one_client_from_all(tmp_path):
     methods = {"a": {"algorithm": "fedavg", "cohort": 1}, "b": {"algorithm": "fedavg", "cohort": 1.0}}
-    results = carry_out(read(rounds=1, methods=methods, seeds=1), tmp_path, jobs=1, progress=False)
+    results = run_study(read(rounds=1, methods=methods, seeds=1), tmp_path, jobs=1, progress=False)
     assert "cohort" not in results["task"]
     assert [repr(results["methods"][name]["cohort"]) for name in "ab"] == ["1", "1.0"]
-
-
-def test_a_grid_may_be_over_rounds(tmp_path):
-    task = TASK | {"rounds": 2, "target": 0.99, "evaluate_every": 1}
-    study = Study.read(task | {"methods": {"fedavg": {"rounds": [3], "evaluate_every": [3]}}, "seeds": 1})
-    row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
-    assert (row["rounds"], row["evaluate_every"], row["reached_target"]) == (3, 3, 0)
 
 
 def test_dropped_answers_are_told(tmp_path, fedkeel):
@@ -328,15 +270,6 @@ def test_of_gradient_norms_the_least_and_the_mean_are_kept():
     assert (found["final_gradient_norm"], found["least_gradient_norm"], found["mean_gradient_norm"]) == (2.5, 1.0, 2.5)
 
 
-def test_a_choice_must_fit_all_cases():
-    cases = [{"name": "a"}, {"name": "b", "methods": {"fedavg": {"server_lr": 0.5}}}]
-    grids = {"methods": {"fedavg": {"lr": [0.1, 0.2], "server_lr": [0.5, 2.0]}}, "cases": cases}
-    for case in ("a", "b"):
-        with pytest.raises(ValueError, match=f"case = '{case}' is not allowed: server_lr of fedavg is searched in some"):
-            read(**grids, search={"case": case})
-    assert len(read(**grids).branches) == 2
-
-
 def test_the_ends_of_a_range_are_what_was_said():
     assert read(sweep={"batch_size": {"from": 16, "to": 1024, "per_decade": 1}}).axes["batch_size"] == [16, 128, 1024]
     assert read(sweep={"lr": {"from": 0.12345, "to": 1.0, "per_decade": 1}}).axes["lr"] == [0.12345, 1.0]
@@ -352,38 +285,3 @@ def test_every_column_of_a_run_is_known(tmp_path):
         deployed = [row | {"bytes_up": 80, "bytes_down": 90, "answered": [0], "fresh": []} for row in history]
         assert of_run(Outcome(name, 0, deployed), []).keys() == of_run(Outcome(name, 0, history), []).keys()
         assert curves([Outcome(name, 0, deployed)]).keys() == curves([Outcome(name, 0, history)]).keys()
-
-
-def test_a_loss_that_is_no_number_is_never_the_least(tmp_path, monkeypatch):
-    whole = of_run
-
-    def diverges(outcome, *rest):
-        return whole(outcome, *rest) | ({"final_train_loss": math.nan} if next(trial) == 0 else {})
-
-    trial = itertools.count()
-    monkeypatch.setattr("fedkeel.study.running.plan.of_run", diverges)
-    study = read(methods={"fedavg": {"lr": [0.01, 0.3, 0.02]}}, seeds=1, search={"metric": "final_train_loss"})
-    results = carry_out(study, tmp_path, jobs=1, progress=False)
-    assert results["rows"][0]["chosen"] == {"lr": 0.3}
-    assert [z["score"] is None for z in results["search"][0]["trials"]] == [True, False, False]
-
-
-def test_a_search_that_could_score_nothing_says_so(fedkeel, tmp_path):
-    words = [
-        "compare",
-        "--algorithms",
-        "fedavg,fedprox",
-        "--seeds",
-        "1",
-        "--target",
-        "0.999",
-        "--set",
-        "fedavg.lr=0.1,0.2,0.3",
-    ]
-    flags = [word for key, z in TASK.items() for word in (f"--{key.replace('_', '-')}", str(z))]
-    code, out, _ = fedkeel(*words, *flags, "--search", "metric=rounds_to_target")
-    told = "no trial has rounds_to_target, so the middle of every list was taken"
-    assert code == 0
-    assert out.count(f"search: fedavg: {told}: lr 0.2\n") == out.count("search:") == 1
-    assert told in (tmp_path / "runs/compare/report.html").read_text()
-    assert json.loads((tmp_path / "runs/compare/results.json").read_text())["search"][0]["trials"][1]["chosen"]
