@@ -34,7 +34,15 @@ CONTENTS = {
     "errors": "error classes",
 }
 # Layers side by side are in one row. A layer that is missing here gets a row of its own at the bottom.
-ROWS = [["cli"], ["study", "deploy"], ["runs"], ["engine", "methods"], ["models", "rules"], ["data", "core"], ["files", "wording", "errors"]]
+ROWS = [
+    ["cli"],
+    ["study", "deploy"],
+    ["runs"],
+    ["engine", "methods"],
+    ["models", "rules"],
+    ["data", "core"],
+    ["files", "wording", "errors"],
+]
 ENTRIES = ("__init__", "__main__")  # the public names, and `python -m fedkeel`: above everything, not drawn
 WIDTH, BOX, HEIGHT, STEP, TOP = 980, 250, 52, 118, 76
 
@@ -103,12 +111,19 @@ def drawing(arrows: Counter[tuple[str, str]], layers: list[str]) -> str:
             bend = 0.0
             if y2 - y1 > 1.5 * STEP:  # a long arrow goes around the boxes between its ends
                 bend = (1 if (x1 + x2) / 2 >= WIDTH / 2 else -1) * 60 * (y2 - y1) / STEP
-            c1, c2 = (start[0] + bend, start[1] + (end[1] - start[1]) * 0.4), (end[0] + bend, start[1] + (end[1] - start[1]) * 0.6)
-            path = f"M{start[0]:.0f} {start[1]:.0f} C{c1[0]:.0f} {c1[1]:.0f} {c2[0]:.0f} {c2[1]:.0f} {end[0]:.0f} {end[1]:.0f}"
+            c1, c2 = (
+                (start[0] + bend, start[1] + (end[1] - start[1]) * 0.4),
+                (end[0] + bend, start[1] + (end[1] - start[1]) * 0.6),
+            )
+            path = (
+                f"M{start[0]:.0f} {start[1]:.0f} C{c1[0]:.0f} {c1[1]:.0f} {c2[0]:.0f} {c2[1]:.0f} {end[0]:.0f} {end[1]:.0f}"
+            )
             middle = ((start[0] + 3 * c1[0] + 3 * c2[0] + end[0]) / 8, (start[1] + 3 * c1[1] + 3 * c2[1] + end[1]) / 8)
         up = layers.index(below) < layers.index(above)
         kind = "up" if up else "leaf" if below in ("errors", "files", "wording") else "down"
-        lines.append(f'<path class="{kind}" d="{path}" stroke-width="{min(5.0, 1 + count**0.5 / 3):.1f}" marker-end="url(#{kind})"/>')
+        lines.append(
+            f'<path class="{kind}" d="{path}" stroke-width="{min(5.0, 1 + count**0.5 / 3):.1f}" marker-end="url(#{kind})"/>'
+        )
         if kind != "leaf":
             labels.append(f'<text class="count" x="{middle[0]:.0f}" y="{middle[1] + 4:.0f}">{count}</text>')
     for name, (x, y) in at.items():
