@@ -33,18 +33,9 @@ CONTENTS = {
     "wording": "numbers as text",
     "errors": "error classes",
 }
-# Layers side by side are in one row. A layer that is missing here gets a row of its own at the bottom.
-ROWS = [
-    ["cli"],
-    ["study", "deploy"],
-    ["runs"],
-    ["engine", "methods"],
-    ["models", "rules"],
-    ["data", "core"],
-    ["files", "wording", "errors"],
-]
+LEAVES = ("errors", "files", "wording")  # nearly all layers import them: written into the boxes, not drawn as arrows
 ENTRIES = ("__init__", "__main__")  # the public names, and `python -m fedkeel`: above everything, not drawn
-WIDTH, BOX, HEIGHT, STEP, TOP = 980, 250, 52, 118, 76
+WIDTH, LEFT, BOX, HEIGHT, STEP, TOP = 900, 150, 330, 50, 76, 60
 
 
 def layer_of(file: Path) -> str:
@@ -77,75 +68,49 @@ def order() -> list[str]:
     raise SystemExit("map: tests/test_layers.py has no table MAY")
 
 
-def places(layers: list[str]) -> dict[str, tuple[float, float]]:
-    """Layer -> centre of its box."""
-    rows = [[name for name in row if name in layers] for row in ROWS]
-    rows += [[name] for name in layers if name not in {name for row in ROWS for name in row}]
-    at = {}
-    for y, row in enumerate(row for row in rows if row):
-        for x, name in enumerate(row):
-            at[name] = (WIDTH * (x + 0.5) / len(row) + SHIFT.get(name, 0), TOP + HEIGHT / 2 + STEP * y)
-    return at
-
-
-SHIFT = {"cli": 60, "runs": -70, "study": -25, "deploy": 40}  # so that long arrows do not run through boxes
-
-
 def drawing(arrows: Counter[tuple[str, str]], layers: list[str]) -> str:
-    at = places(layers)
-    height = max(y for _, y in at.values()) + HEIGHT / 2 + 24
+    """One column of boxes. Arrows down bend to the right of it, arrows up to the left, so that none crosses a box."""
+    top = {name: TOP + STEP * place for place, name in enumerate(layers)}
     lines, labels, boxes = [], [], []
     for (above, below), count in sorted(arrows.items(), key=lambda item: item[1]):
-        (x1, y1), (x2, y2) = at[above], at[below]
-        same_row = abs(y1 - y2) < 1
-        if same_row:
-            side = 1 if x2 > x1 else -1
-            start, end = (x1 + side * BOX / 2, y1), (x2 - side * (BOX / 2 + 4), y2)
-            middle = ((start[0] + end[0]) / 2, y1)
-            path = f"M{start[0]:.0f} {start[1]:.0f} L{end[0]:.0f} {end[1]:.0f}"
-        else:
-            # The ends spread along the boxes, so that arrows to different layers do not cover each other.
-            lean = max(-1.0, min(1.0, (x2 - x1) / 400))
-            start = (x1 + lean * BOX * 0.36, y1 + HEIGHT / 2)
-            end = (x2 - lean * BOX * 0.36, y2 - HEIGHT / 2 - 5)
-            bend = 0.0
-            if y2 - y1 > 1.5 * STEP:  # a long arrow goes around the boxes between its ends
-                bend = (1 if (x1 + x2) / 2 >= WIDTH / 2 else -1) * 60 * (y2 - y1) / STEP
-            c1, c2 = (
-                (start[0] + bend, start[1] + (end[1] - start[1]) * 0.4),
-                (end[0] + bend, start[1] + (end[1] - start[1]) * 0.6),
-            )
-            path = (
-                f"M{start[0]:.0f} {start[1]:.0f} C{c1[0]:.0f} {c1[1]:.0f} {c2[0]:.0f} {c2[1]:.0f} {end[0]:.0f} {end[1]:.0f}"
-            )
-            middle = ((start[0] + 3 * c1[0] + 3 * c2[0] + end[0]) / 8, (start[1] + 3 * c1[1] + 3 * c2[1] + end[1]) / 8)
-        up = layers.index(below) < layers.index(above)
-        kind = "up" if up else "leaf" if below in ("errors", "files", "wording") else "down"
-        lines.append(
-            f'<path class="{kind}" d="{path}" stroke-width="{min(5.0, 1 + count**0.5 / 3):.1f}" marker-end="url(#{kind})"/>'
-        )
-        if kind != "leaf":
-            labels.append(f'<text class="count" x="{middle[0]:.0f}" y="{middle[1] + 4:.0f}">{count}</text>')
-    for name, (x, y) in at.items():
-        boxes.append(f'<rect x="{x - BOX / 2:.0f}" y="{y - HEIGHT / 2:.0f}" width="{BOX}" height="{HEIGHT}" rx="7"/>')
-        boxes.append(f'<text class="name" x="{x:.0f}" y="{y - 4:.0f}">{escape(name)}</text>')
-        boxes.append(f'<text class="what" x="{x:.0f}" y="{y + 15:.0f}">{escape(CONTENTS.get(name, ""))}</text>')
+        if below in LEAVES:
+            continue
+        span = layers.index(below) - layers.index(above)
+        kind, side = ("down", LEFT + BOX) if span > 0 else ("up", LEFT)
+        # Ends are spread over the side of a box: long arrows leave at its top and arrive at its top.
+        start, end = top[above] + HEIGHT - 8 - 3.5 * abs(span), top[below] + HEIGHT - 8 - 3.5 * abs(span)
+        bend = side + (1 if span > 0 else -1) * (20 + 46 * abs(span))
+        path = f"M{side} {start:.0f} C{bend} {start:.0f} {bend} {end:.0f} {side + (5 if span > 0 else -5)} {end:.0f}"
+        width = min(5.0, 1 + count**0.5 / 3)
+        lines.append(f'<path class="{kind}" d="{path}" stroke-width="{width:.1f}" marker-end="url(#{kind})"/>')
+        x, y = (2 * side + 6 * bend) / 8, (start + end) / 2
+        labels.append(f'<text class="count" x="{x:.0f}" y="{y + 4:.0f}">{count}</text>')
+    for name, y in top.items():
+        leaves = [f"{leaf} {arrows[name, leaf]}" for leaf in LEAVES if arrows[name, leaf]]
+        x = LEFT + BOX / 2
+        boxes.append(f'<rect x="{LEFT}" y="{y}" width="{BOX}" height="{HEIGHT}" rx="7"/>')
+        boxes.append(f'<text class="name" x="{x:.0f}" y="{y + 20}">{escape(name)}</text>')
+        boxes.append(f'<text class="what" x="{x:.0f}" y="{y + 39}">{escape(CONTENTS.get(name, ""))}</text>')
+        boxes.append(f'<text class="leaf" x="{LEFT - 10}" y="{y + 29}">{", ".join(leaves)}</text>')
     heads = "".join(
-        f'<marker id="{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" '
-        f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
-        for kind, colour in (("down", "#5b7fa6"), ("leaf", "#c3cad3"), ("up", "#c62828"))
+        f'<marker id="{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
+        f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z" style="fill:{colour}"/></marker>'
+        for kind, colour in (("down", "#5b7fa6"), ("up", "#c62828"))
     )
     style = (
-        "text{font-family:sans-serif;text-anchor:middle}.title{font-size:15px;fill:#333}.name{font-size:15px;font-weight:bold;fill:#1d3b5c}"
-        ".what{font-size:11.5px;fill:#555}.count{font-size:11.5px;fill:#234;paint-order:stroke;stroke:#fff;stroke-width:4px}"
-        "rect{fill:#eef3f9;stroke:#5b7fa6}path{fill:none}.down{stroke:#5b7fa6}.leaf{stroke:#c3cad3}.up{stroke:#c62828}"
+        "text{font-family:sans-serif;text-anchor:middle}.title{font-size:14px;fill:#333}"
+        ".name{font-size:15px;font-weight:bold;fill:#1d3b5c}.what{font-size:11.5px;fill:#555}"
+        ".leaf{font-size:11px;fill:#888;text-anchor:end}"
+        ".count{font-size:11.5px;fill:#234;paint-order:stroke;stroke:#fff;stroke-width:4px}"
+        "rect{fill:#eef3f9;stroke:#5b7fa6}path{fill:none}.down{stroke:#5b7fa6}.up{stroke:#c62828}"
     )
-    title = "Layers of fedkeel: an arrow points to what is imported, its number counts import statements"
+    height = TOP + STEP * len(layers)
+    title = "Layers of fedkeel: an arrow leads to what is imported, numbers count import statements"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">',
             f"<title>{title}</title><style>{style}</style><defs>{heads}</defs>",
-            f'<rect width="{WIDTH}" height="{height:.0f}" style="fill:#fff;stroke:none"/>',
+            f'<rect width="{WIDTH}" height="{height}" style="fill:#fff;stroke:none"/>',
             f'<text class="title" x="{WIDTH / 2:.0f}" y="30">{title}</text>',
             *lines,
             *boxes,
