@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 
-.PHONY: demo test test-slow lint check bench clean
+.PHONY: demo test test-slow lint check bench map clean
 
 demo: $(READY)  ## compare seven methods on digits; writes runs/demo/report.html
 	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
@@ -25,6 +25,9 @@ check: lint test  ## all that a commit needs
 
 bench: $(READY)  ## speed and scale beside other simulators, as ratios: results/bench.md (some 25 minutes)
 	$(BIN)/fedkeel bench
+
+map: $(READY)  ## draw which layer imports which: docs/map.svg; fails if an arrow points up
+	$(BIN)/python benchmarks/map.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

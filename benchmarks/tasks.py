@@ -1,6 +1,6 @@
 """The papers' tasks on real data, each trained for a while: writes results/tasks.md.
 
-    python benchmarks/tasks.py --data-dir ../shared/data --minilm FOLDER [--only cifar10]
+    python benchmarks/tasks.py --data-dir DATA --minilm FOLDER [--only cifar10]
 
 Every run is a process of its own, so that its peak memory is its own; finished ones are kept in results/tasks.jsonl and not
 run again. MiniLM is the folder of all-MiniLM-L6-v2; CIFAR-10 is looked for in --cifar-dir, else in the data directory.

@@ -1,4 +1,4 @@
-"""local AdaAlter: Xie et al. 2019; algorithms.md C6 ("const" is the released code, "k_eps2" is UNCONFIRMED).
+"""local AdaAlter: Xie et al. 2019; docs/methods.md C6 ("const" is the released code, "k_eps2" is UNCONFIRMED).
 
 B2 is B squared, frozen for the round; b0_sq its initial value. eps_mode: "const" or "k_eps2".
 """

@@ -1,4 +1,4 @@
-"""DOMO: Xu and Huang 2022 (pre-momentum fusion); algorithms.md E5. The fused start is computed when a round ends, with
+"""DOMO: Xu and Huang 2022 (pre-momentum fusion); docs/methods.md E5. The fused start is computed when a round ends, with
 that round's learning rate and mean K, as in third-party code; the displacement is measured from the fused start."""
 
 import numpy as np

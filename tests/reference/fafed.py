@@ -1,4 +1,4 @@
-"""FAFED: Wu et al. 2023, as public copies of the code have it; algorithms.md C9. Full participation.
+"""FAFED: Wu et al. 2023, as public copies of the code have it; docs/methods.md C9. Full participation.
 
 x_prev_first is what a client compares with in its very first step: "init" = x_0 (the code; m_0 was taken there) or
 "broadcast" = x_1 = x_0 - lr m_0.

@@ -1,4 +1,4 @@
-"""FedAdagrad: Reddi et al. 2021; algorithms.md B1. Delta is the descent displacement."""
+"""FedAdagrad: Reddi et al. 2021; docs/methods.md B1. Delta is the descent displacement."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """FedAdam (Adp-Fed): Algorithm 1 of the supplement of "Fed-LAMB: Layer-wise and Dimension-wise Locally Adaptive
 Federated Learning", with the gradient at the current local model (line 7 prints theta^0) and the denominator sqrt(v)
-+ tau of section B2 of algorithms.md. The sign is turned: a displacement points downhill and is subtracted."""
++ tau of section B2 of docs/methods.md. The sign is turned: a displacement points downhill and is subtracted."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 """FedAdam(*), FedAdam with amended local SGD: "Efficient Federated Learning via Local Adaptive Amended Optimizer with
-Linear Speedup", section 5 (words only); algorithms.md B5. The amendment is the last round's Delta / (eta_l K)."""
+Linear Speedup", section 5 (words only); docs/methods.md B5. The amendment is the last round's Delta / (eta_l K)."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""FedADC: Ozfatura, Ozfatura and Gunduz 2021; algorithms.md E2 (UNCONFIRMED listing, heavy-ball form)."""
+"""FedADC: Ozfatura, Ozfatura and Gunduz 2021; docs/methods.md E2 (UNCONFIRMED listing, heavy-ball form)."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""FedADT: algorithms.md C7. UNCONFIRMED: the update is assumed from the abstract of Gao et al. 2023 (Sensors 23, 6034):
+"""FedADT: docs/methods.md C7. UNCONFIRMED: the update is assumed from the abstract of Gao et al. 2023 (Sensors 23, 6034):
 an adaptive local step plus a moving average of gradient differences. All moments restart every round."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""FedAMS: Wang et al. 2022 ("Communication-Efficient Adaptive Federated Learning"); authors' code; algorithms.md B4.
+"""FedAMS: Wang et al. 2022 ("Communication-Efficient Adaptive Federated Learning"); authors' code; docs/methods.md B4.
 
 Max stabilisation: v_hat <- max(v_hat, v, eps), denominator sqrt(v_hat). `amsgrad` is option 2 (v_hat starts at 0,
 denominator sqrt(v_hat) + eps). `bias_correction` divides as the authors' code does.

@@ -85,7 +85,7 @@ def rounds(
     for t, cohort in enumerate(cohorts):
         displacements = []
         for i in cohort:
-            own = norms.get(i) or Norm(x[GAMMA], x[BETA], mean0, var0)  # first time: the initial BN (algorithms.md F7-5)
+            own = norms.get(i) or Norm(x[GAMMA], x[BETA], mean0, var0)  # first time: the initial BN (docs/methods.md#fedbn)
             w = [x[0], x[1], own.gamma, own.beta, x[4], x[5]]
             mean, var = own.mean, own.var
             for a, y in batches[t][i]:

@@ -1,5 +1,5 @@
 """FedCM (Xu et al. 2021, "FedCM: Federated Learning with Client-level Momentum"). The listing is not among the seed
-papers: section E1 of algorithms.md, i.e. Algorithm 3 of "Efficient Federated Learning via Local Adaptive Amended
+papers: section E1 of docs/methods.md, i.e. Algorithm 3 of "Efficient Federated Learning via Local Adaptive Amended
 Optimizer with Linear Speedup" with the raw gradient for m * theta (lines 12, 17, 18)."""
 
 import numpy as np

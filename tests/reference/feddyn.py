@@ -1,4 +1,4 @@
-"""FedDyn: Acar et al. 2021 (the exact local minimisation replaced by K SGD steps); algorithms.md F1."""
+"""FedDyn: Acar et al. 2021 (the exact local minimisation replaced by K SGD steps); docs/methods.md F1."""
 
 import numpy as np
 

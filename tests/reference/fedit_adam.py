@@ -28,7 +28,7 @@ def run(
             w = x.copy()  # line 8
             m = np.zeros_like(x)
             v = kept_v[i].copy()
-            top = v.copy()  # v_hat; the listing does not say where it starts, algorithms.md D9-11a: at v_i
+            top = v.copy()  # v_hat; the listing does not say where it starts, docs/methods.md#fadamgt, decision a: at v_i
             for k in range(task.K[i]):  # line 9
                 g = task.grad(i, t, k, w)  # line 10
                 m = beta1 * m + (1.0 - beta1) * g  # line 13

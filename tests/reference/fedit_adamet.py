@@ -31,7 +31,7 @@ def run(
             w = x.copy()  # line 8
             m = np.zeros_like(x)
             v = kept_v[i].copy()
-            top = v.copy()  # v_hat; algorithms.md D9-11a
+            top = v.copy()  # v_hat; docs/methods.md#fadamgt, decision a
             for k in range(task.K[i]):  # line 9
                 g = task.grad(i, t, k, w)  # lines 10, 11
                 m = beta1 * m + (1.0 - beta1) * g  # line 13

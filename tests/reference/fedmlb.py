@@ -50,7 +50,7 @@ def backward(params: Params, outputs: list[Array], d: Array, first: int) -> Arra
 def divergence(o_b: Array, o: Array, temperature: float) -> tuple[float, Array, Array]:
     """KL(softmax(o_b / tau) || softmax(o / tau)), mean over the batch, and its derivatives by o_b and by o, both [B, C].
 
-    The hybrid path o_b is the first argument and is not detached; there is no factor tau^2 (algorithms.md F5-6).
+    The hybrid path o_b is the first argument and is not detached; there is no factor tau^2 (docs/methods.md#fedmlb).
     """
     log_p, log_q = log_softmax(o_b / temperature), log_softmax(o / temperature)
     p, q = np.exp(log_p), np.exp(log_q)

@@ -1,6 +1,6 @@
-"""FedNova: algorithms.md A4 (Wang et al. 2020, with the a_i of plain SGD, momentum SGD and proximal SGD).
+"""FedNova: docs/methods.md A4 (Wang et al. 2020, with the a_i of plain SGD, momentum SGD and proximal SGD).
 
-`beta` is the optional slow server momentum (0 = off). Momentum and prox together are rejected (DECISION, A4-11).
+`beta` is the optional slow server momentum (0 = off). Momentum and prox together are rejected (docs/methods.md#fednova).
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""FedPD: Zhang et al. 2021, local SGD, communication in every round (p = 0); algorithms.md F2.
+"""FedPD: Zhang et al. 2021, local SGD, communication in every round (p = 0); docs/methods.md F2.
 
 Full participation. eta is the penalty, lr the local step eta_1. warm_start: a client goes on from its own x_i."""
 

@@ -1,4 +1,4 @@
-"""FedProxM: "GradMA" paper, Alg. 5 (lines 8-17, the FedProxM branch); algorithms.md A7."""
+"""FedProxM: "GradMA" paper, Alg. 5 (lines 8-17, the FedProxM branch); docs/methods.md A7."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""FedSGD: algorithms.md A1 (McMahan et al. 2017, "FederatedSGD"): one gradient per participant, one server SGD step."""
+"""FedSGD: docs/methods.md A1 (McMahan et al. 2017, "FederatedSGD"): one gradient per participant, one server SGD step."""
 
 import numpy as np
 

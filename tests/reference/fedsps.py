@@ -1,4 +1,4 @@
-"""FedSPS: "Problem-Parameter Free Federated Learning", Table 1 (step rule of Mukherjee et al. 2024); algorithms.md C8.
+"""FedSPS: "Problem-Parameter Free Federated Learning", Table 1 (step rule of Mukherjee et al. 2024); docs/methods.md C8.
 The step is capped by eta_b, which does not decay; a zero gradient takes the cap."""
 
 import numpy as np

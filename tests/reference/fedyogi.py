@@ -1,4 +1,4 @@
-"""FedYogi: Reddi et al. 2021; algorithms.md B3. Delta is the descent displacement."""
+"""FedYogi: Reddi et al. 2021; docs/methods.md B3. Delta is the descent displacement."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""MIFA: "GradMA" paper, Alg. 6 with beta_1 = 0; algorithms.md G1 (raw displacements, zero start)."""
+"""MIFA: "GradMA" paper, Alg. 6 with beta_1 = 0; docs/methods.md G1 (raw displacements, zero start)."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""MIFAM: "GradMA" paper, Alg. 6; algorithms.md G2 (raw displacements, zero start)."""
+"""MIFAM: "GradMA" paper, Alg. 6; docs/methods.md G2 (raw displacements, zero start)."""
 
 import numpy as np
 

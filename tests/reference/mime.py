@@ -1,4 +1,4 @@
-"""Mime: Karimireddy et al. 2020, with the U/V table of algorithms.md E3.
+"""Mime: Karimireddy et al. 2020, with the U/V table of docs/methods.md E3.
 
 Server statistics s are frozen in the round; locally an SVRG-corrected gradient is used; s is updated from full
 gradients at the broadcast model. base: "sgd", "sgdm" (beta) or "adam" (beta1, beta2, eps)."""

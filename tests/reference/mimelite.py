@@ -1,4 +1,4 @@
-"""MimeLite: Karimireddy et al. 2020 (Mime without the SVRG correction), U/V table of algorithms.md E3, E4.
+"""MimeLite: Karimireddy et al. 2020 (Mime without the SVRG correction), U/V table of docs/methods.md E3, E4.
 
 base: "sgd", "sgdm" (beta) or "adam" (beta1, beta2, eps)."""
 

@@ -32,7 +32,7 @@ def features(params: Params, a: Array) -> Array:
 
 
 def unit(z: Array) -> tuple[Array, Array]:
-    """Rows of length 1 and their old lengths [B, 1]; a zero row stays zero (algorithms.md R10)."""
+    """Rows of length 1 and their old lengths [B, 1]; a zero row stays zero (docs/methods.md, rule R10)."""
     norm = np.linalg.norm(z, axis=1, keepdims=True)
     return z / np.where(norm > 0, norm, 1.0), norm
 
@@ -58,7 +58,7 @@ def loss_and_grad(
 ) -> tuple[float, Params]:
     """l = l_sup + mu l_con at the local model `params`; x is the global model, prev the client's previous local model.
 
-    prev = None: the client never took part, and there is no contrastive term (algorithms.md F3-11).
+    prev = None: the client never took part, and there is no contrastive term (docs/methods.md#moon).
     """
     _, _, W2, b2 = params
     z = features(params, a)

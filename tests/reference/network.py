@@ -53,12 +53,12 @@ def copied(params: Sequence[Array]) -> Params:
 
 
 def sgd(params: Params, grads: Params, lr: float, weight_decay: float) -> Params:
-    """One step; L2 decay is added to the gradient first (algorithms.md R5)."""
+    """One step; L2 decay is added to the gradient first (docs/methods.md, rule R5)."""
     return [p - lr * (g + weight_decay * p) for p, g in zip(params, grads, strict=True)]
 
 
 def average(items: Sequence[Params], cohort: Sequence[int], weights: Sequence[float] | None) -> Params:
-    """Mean over the cohort: 1/S each, or in proportion to weights[i] of the client ids (algorithms.md R1)."""
+    """Mean over the cohort: 1/S each, or in proportion to weights[i] of the client ids (docs/methods.md, rule R1)."""
     p = np.array([1.0 if weights is None else weights[i] for i in cohort], dtype=np.float64)
     p /= p.sum()
     return [sum(p_i * a for p_i, a in zip(p, arrays, strict=True)) for arrays in zip(*items, strict=True)]

@@ -1,5 +1,5 @@
 """ProxSkip / Scaffnew: Mishchenko et al. 2022, with the fixed schedule "communicate every K-th step", p = 1/K;
-algorithms.md D11. Full participation; the method has one K for all clients (p = 1 / mean K_i otherwise)."""
+docs/methods.md D11. Full participation; the method has one K for all clients (p = 1 / mean K_i otherwise)."""
 
 import numpy as np
 

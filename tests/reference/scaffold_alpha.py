@@ -1,5 +1,5 @@
 """SCAFFOLD with a scaled correction: eq. (26) of "Efficient Federated Learning via Local Adaptive Amended Optimizer
-with Linear Speedup"; c takes the place of the paper's g_a, c_i of its mean local update g-bar_i (algorithms.md
+with Linear Speedup"; c takes the place of the paper's g_a, c_i of its mean local update g-bar_i (docs/methods.md
 D2)."""
 
 import numpy as np

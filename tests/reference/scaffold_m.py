@@ -1,5 +1,5 @@
 """SCAFFOLD-M (Cheng et al. 2024, "Momentum Benefits Non-IID Federated Learning Simply and Provably"). The listing is
-not among the seed papers: section D4 of algorithms.md, i.e. Algorithm 1 of "Problem-Parameter Free Federated
+not among the five papers: section D4 of docs/methods.md, i.e. Algorithm 1 of "Problem-Parameter Free Federated
 Learning" with line 8 unnormalised and the aggregated local updates of line 13 as momentum. gamma = None means gamma =
 server_lr * lr * K-bar."""
 

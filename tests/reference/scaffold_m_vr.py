@@ -1,5 +1,5 @@
 """SCAFFOLD-M-VR: Cheng et al. 2024; the local direction is line 7 of Alg. 2 of "Problem-Parameter Free Federated
-Learning" without its normalisation; algorithms.md D5 (server as D4). The server momentum is the mean direction.
+Learning" without its normalisation; docs/methods.md D5 (server as D4). The server momentum is the mean direction.
 
 gamma = None means server_lr * lr_t * mean K of the round.
 """

@@ -1,4 +1,4 @@
-"""SlowMo: algorithms.md A6 (Wang et al. 2020) with base optimiser SGD (no buffers, rule `reset`)."""
+"""SlowMo: docs/methods.md A6 (Wang et al. 2020) with base optimiser SGD (no buffers, rule `reset`)."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""VRL-SGD: Liang et al. 2019; algorithms.md D10. Full participation; h[i] is the paper's Delta_i."""
+"""VRL-SGD: Liang et al. 2019; docs/methods.md D10. Full participation; h[i] is the paper's Delta_i."""
 
 import numpy as np
 
