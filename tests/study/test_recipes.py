@@ -11,7 +11,7 @@ from fedkeel.data import load as sources
 from fedkeel.models import MODELS
 from fedkeel.study.recipes import read as recipe
 from fedkeel.study.report import figures
-from fedkeel.study.report.table_text import printed
+from fedkeel.study.report.table_text import paper_number
 from fedkeel.study.study import Study
 
 READING = Path(__file__).parents[3] / "shared/algorithms.md"
@@ -228,8 +228,8 @@ def test_other_numbers_against_our_reading():
 
 
 def test_numbers_of_papers_can_be_read():
-    assert printed("98.22±0.05") == (98.22, 0.05)
-    assert (printed(25), printed("-"), printed(">3000")) == ((25.0, 0.0), None, None)
+    assert paper_number("98.22±0.05") == (98.22, 0.05)
+    assert (paper_number(25), paper_number("-"), paper_number(">3000")) == ((25.0, 0.0), None, None)
 
 
 def test_wrong_names():

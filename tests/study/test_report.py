@@ -22,9 +22,17 @@ from fedkeel.study.changes import tell_changes
 from fedkeel.study.compare import carry_out
 from fedkeel.study.report import figure, paper_figures, svg
 from fedkeel.study.report.figure import Axis, Bar, Bars, Bubbles, Figure, Heat, Lines, Series
-from fedkeel.study.report.figures import figures, looks
+from fedkeel.study.report.figures import figures, line_styles
 from fedkeel.study.report.page import page
-from fedkeel.study.report.table_text import as_latex, cells, differs, in_paper_units, paper_heads, spread, table_cells
+from fedkeel.study.report.table_text import (
+    as_latex,
+    differs,
+    in_paper_units,
+    paper_column_titles,
+    screen_row,
+    table_rows,
+    with_deviation,
+)
 from fedkeel.study.report.write import file_names, report, results_of
 from fedkeel.study.results.collect import as_csv
 from fedkeel.study.results.numbers import NOT_RUN
@@ -99,11 +107,11 @@ def test_missed_targets_are_sorted_after_those_that_were_reached(study):
     missed = {key: None for key in row if "_to_target" in key and not key.startswith("reached")}
     by = [
         line["floats to 0.2"][1]
-        for line in table_cells([row, row | missed | {"reached_target": 1}, row | missed | {"reached_target": 0}])
+        for line in table_rows([row, row | missed | {"reached_target": 1}, row | missed | {"reached_target": 0}])
     ]
     assert by == sorted(set(by))  # >200 (1/2) before >200
     none = row | missed | {"reached_target": 0, "seeds": 0}
-    assert table_cells([none])[0]["rounds to 0.2"] == ("-", None)  # no run: after all, whatever the order
+    assert table_rows([none])[0]["rounds to 0.2"] == ("-", None)  # no run: after all, whatever the order
 
 
 def test_what_is_not_seen_is_told(study):
@@ -156,8 +164,8 @@ def test_a_sweep_has_heat_maps_and_the_order_of_its_axes(swept):
 def test_a_large_sweep_has_the_looks_of_its_methods():
     """Its lines are not drawn, but their methods are: the keys in the table are those of the curves over the axis."""
     rows = [{"name": f"{m} | lr = {z}", "method": m, "case": ""} for m in ("fedavg", "scaffold") for z in range(9)]
-    assert list(looks({"rows": rows}).values()) == [0] * 9 + [1] * 9
-    assert list(looks({"rows": rows[4:14]}).values()) == list(range(10))
+    assert list(line_styles({"rows": rows}).values()) == [0] * 9 + [1] * 9
+    assert list(line_styles({"rows": rows[4:14]}).values()) == list(range(10))
 
 
 def test_one_axis_is_a_curve(tmp_path):
@@ -256,7 +264,7 @@ def test_bars_say_the_same_as_the_table(tmp_path):
     results = results_of(tmp_path)
     bars = next(one for one in figures(results) if one.name == "rounds-to-0.2")
     texts = re.findall(r'class="faint" x="([^"]*)"[^>]*>([^<]*)<', svg.draw(bars, alone=True))
-    assert [z for _, z in texts[:2]] == [table_cells(results["rows"])[0]["rounds to 0.2"][0], "not run"]
+    assert [z for _, z in texts[:2]] == [table_rows(results["rows"])[0]["rounds to 0.2"][0], "not run"]
     assert texts[2][1] == "failed"
     assert all(float(x) + 7 * len(text) <= svg.WIDTH for x, text in texts[:3])
     for path in tmp_path.glob("fed*-seed*"):
@@ -284,7 +292,7 @@ def test_apart_from_the_paper():
 def test_numbers_of_some_seeds_say_so(study):
     row = study[1]["rows"][0] | {"seeds": 1, "errors": {1: "dx is not finite", 2: NOT_RUN}}
     assert in_paper_units(row, "best_accuracy").endswith(" (1 of 3 seeds)")
-    assert cells(row)["method"].endswith("(1 failed, 1 not run)")
+    assert screen_row(row)["method"].endswith("(1 failed, 1 not run)")
     assert "(1 failed, 1 not run)" in page(study[1] | {"rows": [row, *study[1]["rows"][1:]]}, [])
     assert "(1 of 3 seeds) &" in as_latex(study[1] | {"rows": [row]})
     line = next(csv.DictReader(as_csv(study[1] | {"rows": [row]}).splitlines()))
@@ -296,8 +304,8 @@ def test_numbers_of_some_seeds_say_so(study):
 def test_our_target_stands_beside_the_papers_numbers(study):
     paper = {"metric": "rounds_to_second", "at": ["unlike", "alike"], "comparable": True}
     rows = [row | {"targets": [0.2, 0.3 if row["case"] == "alike" else 0.6]} for row in study[1]["rows"]]
-    assert paper_heads(rows, paper) == ["unlike, to 0.6", "alike, to 0.3"]
-    assert paper_heads(rows, paper | {"metric": "best_accuracy"}) == ["unlike", "alike"]
+    assert paper_column_titles(rows, paper) == ["unlike, to 0.6", "alike, to 0.3"]
+    assert paper_column_titles(rows, paper | {"metric": "best_accuracy"}) == ["unlike", "alike"]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +321,7 @@ def test_our_target_stands_beside_the_papers_numbers(study):
     ],
 )
 def test_a_deviation_has_the_decimals_of_its_mean(mean, deviation, shown):
-    assert spread({"z": mean, "z_std": deviation}, "z", ".4g") == shown
+    assert with_deviation({"z": mean, "z_std": deviation}, "z", ".4g") == shown
 
 
 def test_versions_are_those_of_the_runs(study, monkeypatch):
@@ -391,7 +399,7 @@ def test_the_screen_marks_what_is_apart_too(study, capsys):
 def test_what_was_sent_without_reaching_a_target_is_told(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1, "target": 0.999})
     row = carry_out(study, tmp_path, jobs=1, progress=False)["rows"][0]
-    shown = {**cells(row, [0.999]), **{name: text for name, (text, _) in table_cells([row])[0].items()}}
+    shown = {**screen_row(row, [0.999]), **{name: text for name, (text, _) in table_rows([row])[0].items()}}
     assert shown["floats to 0.999"] == f">{amount(row['floats'])}"
     assert shown["uploaded floats to 0.999"] == f">{amount(row['up'])}"
 

@@ -11,7 +11,7 @@ from fedkeel.study.report import svg
 from fedkeel.study.report.figure import Axis, Lines, Series
 from fedkeel.study.report.figures import figures
 from fedkeel.study.report.page import page
-from fedkeel.study.report.table_text import as_latex, cells, robust_over, table_cells
+from fedkeel.study.report.table_text import as_latex, robustness_text, screen_row, table_rows
 from fedkeel.study.results.collect import as_csv
 from fedkeel.study.study import Study
 
@@ -121,8 +121,8 @@ def test_a_target_on_the_training_set_is_named_and_drawn_there(tmp_path):
     drawn = {one.name: one for one in figures(results)}
     assert 'class="goal"' not in svg.draw(drawn["accuracy-rounds"]) + svg.draw(drawn["accuracy-floats"])
     row, name = results["rows"][0], "rounds to 0.05 training accuracy"
-    assert name in table_cells([row])[0]
-    assert name in cells(row, row["targets"])
+    assert name in table_rows([row])[0]
+    assert name in screen_row(row, row["targets"])
     assert name in as_latex(results)
     assert drawn["rounds-to-0.05"].title == name.capitalize()
     row["targets"] = [
@@ -141,7 +141,7 @@ def test_the_dotted_line_has_a_name():
 
 
 def test_columns_say_what_they_are(swept):
-    names = list(table_cells(swept["rows"])[0])
+    names = list(table_rows(swept["rows"])[0])
     assert names[:6] == [
         *("final accuracy", "best accuracy", "accuracy, mean of last 10 rounds"),
         *("rounds to 0.05", "floats to 0.05", "uploaded floats to 0.05"),
@@ -153,9 +153,9 @@ def test_columns_say_what_they_are(swept):
 def test_columns_do_not_depend_on_the_first_row(swept, rows):
     rows[1] = {"final_drift": 0.5} | rows[1] | {"cost": 3.0, "chosen": {"lr": 0.1}, "cost_to_target": 2.0, "memory_mb": 9.0}
     rows[0] = {key: z for key, z in rows[0].items() if not key.startswith("final_train")} | NOTHING
-    lines = table_cells(rows)
+    lines = table_rows(rows)
     assert len({tuple(line) for line in lines}) == 1
-    assert list(lines[0]) == list(table_cells(rows[::-1])[0])
+    assert list(lines[0]) == list(table_rows(rows[::-1])[0])
     assert {lines[0][z] for z in ("final accuracy", "final mean local training loss", "chosen")} == {("-", None)}
     head, first = [line.split(" & ") for line in as_latex(swept | {"rows": rows}).splitlines() if line.endswith(r"\\")][:2]
     assert len(head) == len(first)
@@ -165,7 +165,7 @@ def test_columns_do_not_depend_on_the_first_row(swept, rows):
 
 
 def test_the_target_of_another_case_is_left_empty(rows):
-    first, second = table_cells([rows[0], rows[1] | {"targets": [0.9]}])
+    first, second = table_rows([rows[0], rows[1] | {"targets": [0.9]}])
     assert list(first) == list(second)
     assert [first[f"rounds to {z}"][0] == "" for z in (0.05, 0.9)] == [False, True]
     assert [second[f"rounds to {z}"][0] == "" for z in (0.05, 0.9)] == [True, False]
@@ -173,9 +173,9 @@ def test_the_target_of_another_case_is_left_empty(rows):
 
 def test_robustness_is_told_in_words(swept):
     one = {"decades": 0.0, "open": True, "axis": "lr"}
-    assert robust_over(one) == "at one value of lr only, an end of those that were tried"
-    assert robust_over(one | {"open": False}) == "at one value of lr only"
-    assert robust_over(one | {"decades": 1.234}) == "over at least 1.2 decades of lr"
+    assert robustness_text(one) == "at one value of lr only, an end of those that were tried"
+    assert robustness_text(one | {"open": False}) == "at one value of lr only"
+    assert robustness_text(one | {"decades": 1.234}) == "over at least 1.2 decades of lr"
     assert "A seed that failed counts as 0." in page(swept, [])
 
 

@@ -27,7 +27,7 @@ from fedkeel.study.checks import (
 )
 from fedkeel.study.file import METHOD_KEYS, Paper, Range, Search, StudyFile, read_parts
 from fedkeel.study.names import fields_of, plain, safe, takes_counts
-from fedkeel.study.report.table_text import printed
+from fedkeel.study.report.table_text import paper_number
 from fedkeel.study.results.columns import check_column
 
 MANY = 100_000  # runs; more than that is a slip of the pen
@@ -217,7 +217,7 @@ def _placed(paper: Paper, file: StudyFile, axes: Mapping[str, list[Any]]) -> Pap
             raise ValueError(f"paper: {label} is not among the methods: {', '.join(file.methods)}")
         if len(values) != len(at):
             raise ValueError(f"paper: {label} has {len(values)} numbers for {len(at)} columns")
-        for z in [z for z in values if isinstance(z, str) and not printed(z) and z != "-" and not z.startswith(">")]:
+        for z in [z for z in values if isinstance(z, str) and not paper_number(z) and z != "-" and not z.startswith(">")]:
             raise ValueError(f"paper: {label} has {z!r}; it must be a number, 'mean±deviation', '-' or '>number'")
     return paper.model_copy(update={"at": list(at)})
 

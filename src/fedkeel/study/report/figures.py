@@ -10,7 +10,7 @@ from typing import Any
 from fedkeel.study.names import plain
 from fedkeel.study.report.figure import Axis, Bar, Bars, Bubbles, Figure, Lines, Series, fit
 from fedkeel.study.report.sweeps import sweeps
-from fedkeel.study.report.table_text import aim, missed_target, of_seeds, spread
+from fedkeel.study.report.table_text import missed_target_text, seeds_note, target_text, with_deviation
 from fedkeel.study.results.columns import label_of
 from fedkeel.study.results.numbers import NOT_RUN, target_name
 
@@ -26,7 +26,7 @@ AGAINST = {  # label of the axis, word in the title
 LOG = ("train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
 
 
-def looks(results: Mapping[str, Any]) -> dict[str, int]:
+def line_styles(results: Mapping[str, Any]) -> dict[str, int]:
     """A look for every line: that of its method, or of its own where a method has several in a case that are drawn."""
     rows, methods = results["rows"], list(dict.fromkeys(row["method"] for row in results["rows"]))
     found: dict[str, int] = {}
@@ -40,7 +40,7 @@ def looks(results: Mapping[str, Any]) -> dict[str, int]:
 
 def figures(results: Mapping[str, Any]) -> list[Figure]:
     """All figures, case by case."""
-    style, found = looks(results), []
+    style, found = line_styles(results), []
     for case in results["cases"]:
         rows = [row for row in results["rows"] if row["case"] == case]
         if results["axes"]:
@@ -74,7 +74,7 @@ def _curve(
     series = []
     for row in rows:
         curve = curves[row["name"]]
-        name = (row["name"].removeprefix(f"{case} | ") if several else row["method"]) + of_seeds(row)
+        name = (row["name"].removeprefix(f"{case} | ") if several else row["method"]) + seeds_note(row)
         if any(curve.get(column, {}).values()):  # a run without test data has no accuracies
             series.append(_series(name, style[row["name"]], curve[along], list(curve[column].values())))
     series = [one for one in series if one.x]
@@ -136,8 +136,8 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
         bars = []
         for row in rows:
             value = row[f"rounds_to_{name}"]
-            told = spread(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target(row, name)
-            told += of_seeds(row)
+            told = with_deviation(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target_text(row, name)
+            told += seeds_note(row)
             if not row["seeds"]:
                 told = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
             at = ", ".join(plain(z, key) for key, z in row["axes"].items())
@@ -148,7 +148,7 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
         bars.sort(key=lambda bar: math.inf if bar.length is None else bar.length)
         line = "; line: one standard deviation" * any(bar.deviation for bar in bars)
         axes = dict.fromkeys(axis for row in rows for axis in row["axes"])
-        title = f"Rounds to {aim(rows[0], target)}" + (f" (method, {', '.join(axes)})" if axes else "")
-        label = f"rounds to {aim(rows[0], target)}{line}"
+        title = f"Rounds to {target_text(rows[0], target)}" + (f" (method, {', '.join(axes)})" if axes else "")
+        label = f"rounds to {target_text(rows[0], target)}{line}"
         found.append(Bars(bars, label, name=f"rounds-to-{target:g}", case=case, title=title))
     return found

@@ -14,20 +14,20 @@ from markupsafe import Markup, escape
 from fedkeel.study.names import plain
 from fedkeel.study.report import svg
 from fedkeel.study.report.figure import Figure, Lines
-from fedkeel.study.report.figures import MANY, looks
+from fedkeel.study.report.figures import MANY, line_styles
 from fedkeel.study.report.table_text import (
     APART,
     NOT_COMPARABLE,
-    column_of,
-    columns_of,
     differs,
+    failures_text,
     in_paper_units,
-    missing,
-    not_reached,
-    paper_heads,
+    not_reached_note,
+    paper_column,
+    paper_column_titles,
+    place_columns,
     place_of,
-    robust_over,
-    table_cells,
+    robustness_text,
+    table_rows,
 )
 from fedkeel.study.results.numbers import NOT_RUN, finite
 
@@ -129,13 +129,13 @@ def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[
         return {}
     lines: dict[str, list[dict[str, Any]]] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
-        mine = {column_of(row, paper): row for row in rows if row["method"] == method}
+        mine = {paper_column(row, paper): row for row in rows if row["method"] == method}
         lines[method] = [_cell(mine[z], paper) if z in mine else {} for z in paper["at"]]
     note = f"{APART}." if any(differs(row, paper) for row in rows) else ""
     return {
         "title": metric.replace("_", " ").capitalize() + " (%)" * metric.endswith("accuracy"),
         "where": paper["where"] or "the paper",
-        "heads": ["method", *paper_heads(rows, paper)],
+        "heads": ["method", *paper_column_titles(rows, paper)],
         "lines": lines,
         "note": note if paper["comparable"] else f"{NOT_COMPARABLE.capitalize()}.",
     }
@@ -149,15 +149,15 @@ def _cell(row: Row, paper: Mapping[str, Any]) -> dict[str, Any]:
 def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> dict[str, Any]:
     """The table and the figures of a case."""
     rows = [row for row in results["rows"] if row["case"] == case]
-    style, axes = looks(results), [name for name in columns_of(results) if name != "case"]
+    style, axes = line_styles(results), [name for name in place_columns(results) if name != "case"]
     lines: list[dict[str, Any]] = []
-    for row, numbers in zip(rows, table_cells(rows), strict=True):
+    for row, numbers in zip(rows, table_rows(rows), strict=True):
         cells = {name: (text, row["axes"].get(name)) for name, text in place_of(row, axes).items()} | numbers
         lines.append(
             {
                 "method": row["method"],
                 "style": style[row["name"]],
-                "failed": missing(row),
+                "failed": failures_text(row),
                 "heads": ["method", *cells],
                 "cells": [(text, "" if finite(z) is None else z) for text, z in cells.values()],
             }
@@ -177,7 +177,7 @@ def _notes(results: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     notes = []
     if any(row["targets"] for row in rows):
         notes.append("Floats: up and down, per participating client, until the target (4 bytes each).")
-        notes.append(f"{not_reached(rows)}.")
+        notes.append(f"{not_reached_note(rows)}.")
         if any(row.get("cost") is not None for row in rows):
             notes.append("Paper's cost: in the units in which the paper counts communication.")
     if any(row["dropped"] for row in rows):
@@ -202,7 +202,7 @@ def _robustness(results: Mapping[str, Any]) -> list[dict[str, str]]:
             "case": one["case"],
             "at": ", ".join(f"{key} = {_word(z, key)}" for key, z in one["at"].items()),
             "best final accuracy": f"{one['best']:.3f}",
-            "within 5 % of it": robust_over(one),
+            "within 5 % of it": robustness_text(one),
         }
         for one in results["robustness"]
     ]

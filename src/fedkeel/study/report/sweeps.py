@@ -8,7 +8,7 @@ from typing import Any
 
 from fedkeel.study.names import plain
 from fedkeel.study.report.figure import Axis, Figure, Heat, Lines, Series, fit
-from fedkeel.study.report.table_text import aim, of_seeds
+from fedkeel.study.report.table_text import seeds_note, target_text
 from fedkeel.study.results.columns import label_of
 from fedkeel.study.results.numbers import failures
 
@@ -58,7 +58,7 @@ def _sweep_curve(
     x = Axis(axis, -0.3, len(values) - 0.7, names=names) if names else fit(list(place.values()), log, axis)
     label = label_of(metric)
     if metric.endswith("_to_target"):
-        label = label.replace("target", aim(rows[0], rows[0]["targets"][0]))
+        label = label.replace("target", target_text(rows[0], rows[0]["targets"][0]))
     y = fit([z for one in series for z in (*one.y, *one.low, *one.high)], label=label)
     cost = not metric.endswith("accuracy")
     title = f"{y.label.capitalize()} over {axis}"
@@ -76,7 +76,7 @@ def _lost(row: Row, metric: str) -> bool:
 
 def _over_axis(rows: Sequence[Row], at: list[float], metric: str) -> Series:
     """A method's line over an axis; at: places of its rows, none if it does not have the axis."""
-    name = rows[0]["method"] + ("" if at else of_seeds(rows[0]))
+    name = rows[0]["method"] + ("" if at else seeds_note(rows[0]))
     one = Series(name, 0, at or [0.0], [row.get(metric) for row in rows], marks=True, flat=not at)
     spreads = [row.get(f"{metric}_std") or 0.0 for row in rows]
     if any(spreads):
