@@ -31,12 +31,12 @@ from fedkeel.study.recipes import read as recipe
 from fedkeel.study.report.table_text import (
     APART,
     NOT_COMPARABLE,
-    columns_of,
     differs,
     in_paper_units,
-    paper_heads,
+    paper_column_titles,
+    place_columns,
     place_of,
-    table_cells,
+    table_rows,
 )
 from fedkeel.study.report.write import report, results_of
 from fedkeel.study.results.collect import ORIGIN
@@ -168,7 +168,10 @@ def beside_paper(rows: list[dict[str, Any]], paper: dict[str, Any]) -> str:
         return ""
     unit = ", %" if metric.endswith("accuracy") else ""
     lines = [f"## {metric.replace('_', ' ')}{unit}, beside {paper['where']}", ""]
-    lines += ["| method | " + " | ".join(z or "all" for z in paper_heads(rows, paper)) + " |", "|---" * (len(at) + 1) + "|"]
+    lines += [
+        "| method | " + " | ".join(z or "all" for z in paper_column_titles(rows, paper)) + " |",
+        "|---" * (len(at) + 1) + "|",
+    ]
     for method in dict.fromkeys(row["method"] for row in rows):
         shown = []
         for column in at:
@@ -180,10 +183,10 @@ def beside_paper(rows: list[dict[str, Any]], paper: dict[str, Any]) -> str:
 
 
 def all_numbers(results: dict[str, Any]) -> str:
-    columns = columns_of(results)
+    columns = place_columns(results)
     rows = [row for row in results["rows"] if row["seeds"]]
     lines = []
-    for row, cells in zip(rows, table_cells(rows), strict=True):
+    for row, cells in zip(rows, table_rows(rows), strict=True):
         shown = {name: text for name, (text, _) in cells.items() if name not in ("seconds", "memory MB")}
         lines.append({"method": row["method"], **place_of(row, columns), **shown})
     head = ["| " + " | ".join(lines[0]) + " |", "|---" * len(lines[0]) + "|"]

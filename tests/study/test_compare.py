@@ -12,7 +12,7 @@ from fedkeel.runs import config, from_config
 from fedkeel.runs.config import RunConfig
 from fedkeel.study import compare as study
 from fedkeel.study.compare import compare
-from fedkeel.study.report.table_text import cells
+from fedkeel.study.report.table_text import screen_row
 from fedkeel.study.results.numbers import Outcome, summarise
 
 SMALL = RunConfig(clients=10, rounds=3, cohort=3, local_steps=2, model="logistic", engine="sequential")
@@ -33,7 +33,7 @@ def test_rows_by_hand():
     assert row["best_accuracy"] == pytest.approx(0.9)
     assert (row["rounds_to_target"], row["floats_to_target"]) == (2.5, 75.0)  # rounds 2 and 3, 30 floats each
     assert (row["seconds"], row["floats"], row["errors"]) == (1.5, 90.0, {})
-    assert cells(row, [0.85]) == {
+    assert screen_row(row, [0.85]) == {
         "method": "m",
         "final accuracy": "0.850 ± 0.071",
         "best accuracy": "0.900 ± 0.000",
@@ -47,10 +47,10 @@ def test_a_target_that_is_missed():
     found = [Outcome("m", 0, history(0.2, 0.9, 0.8)), Outcome("m", 1, history(0.1, 0.5, 0.6))]
     some, nobody = summarise("m", found, [0.85], 3), summarise("m", found[1:], [0.85], 3)
     assert (some["rounds_to_target"], some["reached_target"]) == (None, 1)
-    assert (cells(some, [0.85])["rounds to 0.85"], cells(some, [0.85])["floats to 0.85"]) == (">3 (1/2)", ">90")
-    assert cells(nobody, [0.85])["rounds to 0.85"] == ">3"
-    assert cells(nobody, [0.85])["final accuracy"] == "0.600"  # one seed has no deviation
-    assert list(cells(nobody)) == ["method", "final accuracy", "best accuracy", "seconds"]
+    assert (screen_row(some, [0.85])["rounds to 0.85"], screen_row(some, [0.85])["floats to 0.85"]) == (">3 (1/2)", ">90")
+    assert screen_row(nobody, [0.85])["rounds to 0.85"] == ">3"
+    assert screen_row(nobody, [0.85])["final accuracy"] == "0.600"  # one seed has no deviation
+    assert list(screen_row(nobody)) == ["method", "final accuracy", "best accuracy", "seconds"]
 
 
 def test_methods_share_split_sampling_batches_and_initial_weights(tmp_path):
@@ -84,7 +84,7 @@ def test_the_page_stands_alone(tmp_path):
     )
     text = (tmp_path / "report.html").read_text()
     assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=", text[:5000] + text[-30000:])
-    assert "say &#x27;&lt;/script&gt;&#x27; &amp; {{x}}" in text
+    assert "say &#39;&lt;/script&gt;&#39; &amp; {{x}}" in text
     assert "prefers-color-scheme: dark" in text
     drawn = json.loads(re.search(r'id="found">(.*?)</script>', text)[1])
     for name in ("/accuracy-rounds", "/accuracy-floats"):

@@ -11,7 +11,7 @@ from fedkeel.data import load as sources
 from fedkeel.models import MODELS
 from fedkeel.study.recipes import read as recipe
 from fedkeel.study.report import figures
-from fedkeel.study.report.table_text import printed
+from fedkeel.study.report.table_text import paper_number
 from fedkeel.study.study import Study
 
 SPECIFICATION = Path(__file__).parents[2] / "docs/methods.md"
@@ -225,8 +225,8 @@ def test_other_numbers_are_those_of_the_specification():
 
 
 def test_numbers_of_papers_can_be_read():
-    assert printed("98.22±0.05") == (98.22, 0.05)
-    assert (printed(25), printed("-"), printed(">3000")) == ((25.0, 0.0), None, None)
+    assert paper_number("98.22±0.05") == (98.22, 0.05)
+    assert (paper_number(25), paper_number("-"), paper_number(">3000")) == ((25.0, 0.0), None, None)
 
 
 def test_wrong_names():

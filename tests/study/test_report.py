@@ -20,13 +20,20 @@ from fedkeel.engine.state import directory
 from fedkeel.runs import trackers
 from fedkeel.study.changes import tell_changes
 from fedkeel.study.compare import run_study
-from fedkeel.study.report import charts, svg
-from fedkeel.study.report.axis import Axis
-from fedkeel.study.report.figures import figures, looks
+from fedkeel.study.report import figure, paper_figures, svg
+from fedkeel.study.report.figure import Axis, Bar, Bars, Bubbles, Figure, Heat, Lines, Series
+from fedkeel.study.report.figures import figures, line_styles
 from fedkeel.study.report.page import page
-from fedkeel.study.report.svg import Figure, Series
-from fedkeel.study.report.table_text import as_latex, cells, differs, in_paper_units, paper_heads, spread, table_cells
-from fedkeel.study.report.write import draw_png, file_names, report, results_of
+from fedkeel.study.report.table_text import (
+    as_latex,
+    differs,
+    in_paper_units,
+    paper_column_titles,
+    screen_row,
+    table_rows,
+    with_deviation,
+)
+from fedkeel.study.report.write import file_names, report, results_of
 from fedkeel.study.results.collect import as_csv
 from fedkeel.study.results.numbers import NOT_RUN
 from fedkeel.study.running.scheduler import run_branches
@@ -76,8 +83,8 @@ def test_the_page_has_everything(study):
     assert len(text) < 500_000
     assert "2 trials, seed 1000, by best_accuracy" in text
     assert "≠" in text  # ours is far from 99.9
-    for figure in figures(results):
-        assert f"data-id='{figure.case}/{figure.name}'" in text
+    for drawn in figures(results):
+        assert f"data-id='{drawn.case}/{drawn.name}'" in text
     assert {one.name for one in figures(results)} == {
         *("accuracy-rounds", "accuracy-floats", "train_loss-rounds", "drift-rounds", "cosine-rounds"),
         *("rounds-to-0.2", "rounds-to-0.3", "partition"),
@@ -92,7 +99,7 @@ def test_all_columns_can_be_sorted(study):
     values = [re.findall(r"data-value='([^']*)'>", line) for line in table.split("<tr>")[2:]]
     heads = table.count("<button")
     assert [len(z) for z in values] == [heads] * 2  # a quote in a value does not end it
-    assert {(z[1], z[-1]) for z in values} == {("it&#x27;s", "lr 0.1")}
+    assert {(z[1], z[-1]) for z in values} == {("it&#39;s", "lr 0.1")}
 
 
 def test_missed_targets_are_sorted_after_those_that_were_reached(study):
@@ -100,11 +107,11 @@ def test_missed_targets_are_sorted_after_those_that_were_reached(study):
     missed = {key: None for key in row if "_to_target" in key and not key.startswith("reached")}
     by = [
         line["floats to 0.2"][1]
-        for line in table_cells([row, row | missed | {"reached_target": 1}, row | missed | {"reached_target": 0}])
+        for line in table_rows([row, row | missed | {"reached_target": 1}, row | missed | {"reached_target": 0}])
     ]
     assert by == sorted(set(by))  # >200 (1/2) before >200
     none = row | missed | {"reached_target": 0, "seeds": 0}
-    assert table_cells([none])[0]["rounds to 0.2"] == ("-", None)  # no run: after all, whatever the order
+    assert table_rows([none])[0]["rounds to 0.2"] == ("-", None)  # no run: after all, whatever the order
 
 
 def test_what_is_not_seen_is_told(study):
@@ -146,7 +153,7 @@ def test_figures_in_files_need_no_browser(study):
 def test_a_sweep_has_heat_maps_and_the_order_of_its_axes(swept):
     out, results = swept
     heat = next(one for one in figures(results) if one.name == "heat-gradma-s-best_accuracy")
-    assert heat.inline.count("<rect") == 6
+    assert svg.draw(heat).count("<rect") == 6
     again = json.loads((out / "results.json").read_text())
     report(out)
     text = (out / "report.html").read_text()
@@ -157,15 +164,15 @@ def test_a_sweep_has_heat_maps_and_the_order_of_its_axes(swept):
 def test_a_large_sweep_has_the_looks_of_its_methods():
     """Its lines are not drawn, but their methods are: the keys in the table are those of the curves over the axis."""
     rows = [{"name": f"{m} | lr = {z}", "method": m, "case": ""} for m in ("fedavg", "scaffold") for z in range(9)]
-    assert list(looks({"rows": rows}).values()) == [0] * 9 + [1] * 9
-    assert list(looks({"rows": rows[4:14]}).values()) == list(range(10))
+    assert list(line_styles({"rows": rows}).values()) == [0] * 9 + [1] * 9
+    assert list(line_styles({"rows": rows[4:14]}).values()) == list(range(10))
 
 
 def test_one_axis_is_a_curve(tmp_path):
     file = TASK | {"methods": {"fedavg": {}, "padamfed": {}}, "sweep": {"lr": [0.01, 0.1, 1.0]}, "seeds": 1, "rounds": 2}
     results = run_study(Study.read(file), tmp_path, jobs=1, progress=False)
     curve = next(one for one in figures(results) if one.name == "sweep-lr-final_accuracy")
-    assert [one["x"] for one in curve.data["series"]] == [[0.01, 0.1, 1.0]] * 2
+    assert [one.x for one in curve.series] == [[0.01, 0.1, 1.0]] * 2
     assert results["robustness"][0]["decades"] >= 0
     text = (tmp_path / "report.html").read_text()
     table = re.search(r"<h2>Robustness.*?</table>", text, re.S)[0]
@@ -178,16 +185,16 @@ def test_a_missing_point_is_a_gap(tmp_path):
     results = run_study(Study.read(file), tmp_path, jobs=1, progress=False)
     results["rows"][2] |= {"final_accuracy": None, "final_accuracy_std": None}
     curve = next(one for one in figures(results) if one.name == "sweep-lr-final_accuracy")
-    root = xml.fromstring(curve.inline)
+    root = xml.fromstring(svg.draw(curve))
     lines, bands = ([z.get("points").split() for z in root.iter() if z.tag.endswith(k)] for k in ("polyline", "}polygon"))
     assert [len(z) for z in lines] == [2, 2]
     assert [len(z) for z in bands[:2]] == [4, 4]
-    assert curve.data["series"][0]["y"][2] is None
-    assert "nan" not in curve.inline
+    assert curve.series[0].y[2] is None
+    assert "nan" not in svg.draw(curve)
     lowest = min(row["final_accuracy"] - row["final_accuracy_std"] for row in results["rows"] if row["final_accuracy"])
-    assert curve.data["y"][0] == pytest.approx(lowest, abs=0.05)  # what is missing is no 0
+    assert curve.y.low == pytest.approx(lowest, abs=0.05)  # what is missing is no 0
     assert "crosses" in curve.title
-    cross = re.findall(r'<path d="M([\d.]+) ([\d.]+)L', curve.inline)
+    cross = re.findall(r'<path d="M([\d.]+) ([\d.]+)L', svg.draw(curve))
     assert len(cross) == 1  # it failed, and is seen to have failed, on the lower edge
     assert float(cross[0][1]) == pytest.approx(svg.HEIGHT - svg.BOTTOM - 4, abs=0.2)
 
@@ -204,7 +211,7 @@ def test_one_seed_that_is_left_has_no_band_and_the_others_have(tmp_path):
     rows = [row for row in results["rows"] if row["method"] == "fedcm"]
     rows[0] |= {"seeds": 1, "best_accuracy_std": None, "errors": {1: "no memory"}}
     curve = next(one for one in figures(results) if one.name == "sweep-alpha-best_accuracy")
-    assert {"fedavg", "padamfed", "fedcm"} == set(re.findall(r'<polygon [^>]*data-of="([^"]*)"', curve.inline))
+    assert {"fedavg", "padamfed", "fedcm"} == set(re.findall(r'<polygon [^>]*data-of="([^"]*)"', svg.draw(curve)))
 
 
 def test_costs_to_target_are_drawn_over_an_axis(tmp_path):
@@ -212,7 +219,7 @@ def test_costs_to_target_are_drawn_over_an_axis(tmp_path):
     file = TASK | {"methods": method, "sweep": {"tracking": [1, 3]}, "seeds": 1, "target": 0.05}
     results = run_study(Study.read(file), tmp_path, jobs=1, progress=False)
     drawn = {one.name: one for one in figures(results)}
-    rounds, cost = (drawn[f"sweep-tracking-{z}_to_target"].data["series"][0]["y"] for z in ("rounds", "cost"))
+    rounds, cost = (drawn[f"sweep-tracking-{z}_to_target"].series[0].y for z in ("rounds", "cost"))
     assert cost == pytest.approx([rounds[0] * (3 + 1 / 3), rounds[1] * 4])
     for row in results["rows"]:
         if row["method"] == "fedavg":  # of a method without a cost, which has not got there
@@ -256,8 +263,8 @@ def test_bars_say_the_same_as_the_table(tmp_path):
         directory.mark_failed(path, "no memory")
     results = results_of(tmp_path)
     bars = next(one for one in figures(results) if one.name == "rounds-to-0.2")
-    texts = re.findall(r'class="faint" x="([^"]*)"[^>]*>([^<]*)<', bars.alone)
-    assert [z for _, z in texts[:2]] == [table_cells(results["rows"])[0]["rounds to 0.2"][0], "not run"]
+    texts = re.findall(r'class="faint" x="([^"]*)"[^>]*>([^<]*)<', svg.draw(bars, alone=True))
+    assert [z for _, z in texts[:2]] == [table_rows(results["rows"])[0]["rounds to 0.2"][0], "not run"]
     assert texts[2][1] == "failed"
     assert all(float(x) + 7 * len(text) <= svg.WIDTH for x, text in texts[:3])
     for path in tmp_path.glob("fed*-seed*"):
@@ -285,7 +292,7 @@ def test_apart_from_the_paper():
 def test_numbers_of_some_seeds_say_so(study):
     row = study[1]["rows"][0] | {"seeds": 1, "errors": {1: "dx is not finite", 2: NOT_RUN}}
     assert in_paper_units(row, "best_accuracy").endswith(" (1 of 3 seeds)")
-    assert cells(row)["method"].endswith("(1 failed, 1 not run)")
+    assert screen_row(row)["method"].endswith("(1 failed, 1 not run)")
     assert "(1 failed, 1 not run)" in page(study[1] | {"rows": [row, *study[1]["rows"][1:]]}, [])
     assert "(1 of 3 seeds) &" in as_latex(study[1] | {"rows": [row]})
     line = next(csv.DictReader(as_csv(study[1] | {"rows": [row]}).splitlines()))
@@ -297,8 +304,8 @@ def test_numbers_of_some_seeds_say_so(study):
 def test_our_target_stands_beside_the_papers_numbers(study):
     paper = {"metric": "rounds_to_second", "at": ["unlike", "alike"], "comparable": True}
     rows = [row | {"targets": [0.2, 0.3 if row["case"] == "alike" else 0.6]} for row in study[1]["rows"]]
-    assert paper_heads(rows, paper) == ["unlike, to 0.6", "alike, to 0.3"]
-    assert paper_heads(rows, paper | {"metric": "best_accuracy"}) == ["unlike", "alike"]
+    assert paper_column_titles(rows, paper) == ["unlike, to 0.6", "alike, to 0.3"]
+    assert paper_column_titles(rows, paper | {"metric": "best_accuracy"}) == ["unlike", "alike"]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +321,7 @@ def test_our_target_stands_beside_the_papers_numbers(study):
     ],
 )
 def test_a_deviation_has_the_decimals_of_its_mean(mean, deviation, shown):
-    assert spread({"z": mean, "z_std": deviation}, "z", ".4g") == shown
+    assert with_deviation({"z": mean, "z_std": deviation}, "z", ".4g") == shown
 
 
 def test_versions_are_those_of_the_runs(study, monkeypatch):
@@ -392,7 +399,7 @@ def test_the_screen_marks_what_is_apart_too(study, capsys):
 def test_what_was_sent_without_reaching_a_target_is_told(tmp_path):
     study = Study.read(TASK | {"methods": {"fedavg": {}}, "seeds": 1, "target": 0.999})
     row = run_study(study, tmp_path, jobs=1, progress=False)["rows"][0]
-    shown = {**cells(row, [0.999]), **{name: text for name, (text, _) in table_cells([row])[0].items()}}
+    shown = {**screen_row(row, [0.999]), **{name: text for name, (text, _) in table_rows([row])[0].items()}}
     assert shown["floats to 0.999"] == f">{amount(row['floats'])}"
     assert shown["uploaded floats to 0.999"] == f">{amount(row['up'])}"
 
@@ -440,11 +447,11 @@ def test_bars_of_a_sweep_are_named_by_their_values(swept):
     rows = [row | {"targets": [0.1], "rounds_to_target": 1.0, "rounds_to_target_std": None} for row in results["rows"]]
     bars = next(one for one in figures(results | {"rows": rows}) if one.name == "rounds-to-0.1")
     assert bars.title == "Rounds to 0.1 (method, beta1, lr)"
-    assert {"gradma-s 0.5, 0.01", "fedavg 0.01"} <= set(re.findall(r'text-anchor="end">([^<]*)<title>', bars.inline))
+    assert {"gradma-s 0.5, 0.01", "fedavg 0.01"} <= set(re.findall(r'text-anchor="end">([^<]*)<title>', svg.draw(bars)))
 
 
 def test_figures_have_names_of_their_own(swept):
-    drawn = [Figure(f"heat-{z}", "", "", "", "") for z in ("a (x)", "a x", "b", "a [x]")]
+    drawn = [Figure(name=f"heat-{z}") for z in ("a (x)", "a x", "b", "a [x]")]
     assert file_names(drawn) == ["heat-a_x", "heat-a_x~2", "heat-b", "heat-a_x~3"]
 
 
@@ -461,14 +468,14 @@ def test_ticks_are_round_and_inside():
 
 
 def test_a_point_is_where_it_belongs():
-    drawn = svg.lines([Series("a", 0, [0, 10], [0.0, 1.0])], Axis("x", 0, 10), Axis("y", 0, 1))
+    drawn = svg.draw(Lines([Series("a", 0, [0, 10], [0.0, 1.0])], Axis("x", 0, 10), Axis("y", 0, 1)))
     first, last = re.search(r'points="([^"]*)"', drawn)[1].split()
     assert first == f"{svg.LEFT:.1f},{svg.HEIGHT - svg.BOTTOM:.1f}"
     assert last == f"{svg.WIDTH - svg.RIGHT:.1f},{svg.TOP:.1f}"
 
 
 def test_the_label_of_an_axis_is_beside_its_ticks():
-    drawn = svg.lines([Series("a", 0, [0, 10], [1e-4, 1.0])], Axis("x", 0, 10), Axis("y", 1e-4, 1, log=True))
+    drawn = svg.draw(Lines([Series("a", 0, [0, 10], [1e-4, 1.0])], Axis("x", 0, 10), Axis("y", 1e-4, 1, log=True)))
     label = float(re.search(r"translate\((\d+)", drawn)[1])
     ticks = re.findall(r'class="tick" x="([^"]*)"[^>]*text-anchor="end">([^<]*)<', drawn)
     assert min(float(x) - 7 * len(text) for x, text in ticks) > label + 3  # below the line of a text
@@ -476,7 +483,7 @@ def test_the_label_of_an_axis_is_beside_its_ticks():
 
 def test_long_names_leave_room_for_bars():
     names = [f"fedadam-amended | server_lr = 0.0001, concentration = 0.1, alpha = {z}" for z in (0.1, 0.2)]
-    drawn = charts.bars([(name, i, 10.0 * i + 1, 0.5, "told") for i, name in enumerate(names)], "rounds")
+    drawn = svg.draw(Bars([Bar(name, i, 10.0 * i + 1, 0.5, "told") for i, name in enumerate(names)], "rounds"))
     assert min(float(z) for z in re.findall(r'<rect[^>]* width="([^"]*)"', drawn)) > 0
     assert all(f"<title>{name}</title>" in drawn for name in names)
     assert re.findall(r'end">(.*?)<title>', drawn) == ["fedadam-ame… alpha = 0.1", "fedadam-ame… alpha = 0.2"]
@@ -485,7 +492,9 @@ def test_long_names_leave_room_for_bars():
 def test_long_names_in_the_legend_of_a_file_do_not_run_into_each_other():
     names = [f"fedadam-amended | server_lr = 0.0001, alpha = {z}" for z in (0.1, 0.2, 0.3)]
     for those, rows in ((names, 3), (["fedavg", "scaffold", "moon"], 2), (["x" * 200], 1)):
-        drawn = svg.lines([Series(z, i, [0, 1], [0.0, 1.0]) for i, z in enumerate(those)], Axis("x"), Axis("y"), alone=True)
+        drawn = svg.draw(
+            Lines([Series(z, i, [0, 1], [0.0, 1.0]) for i, z in enumerate(those)], Axis("x"), Axis("y")), alone=True
+        )
         texts = list(xml.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text"))[-len(those) :]
         assert len({z.get("y") for z in texts}) == rows
         starts = sorted({float(z.get("x")) for z in texts})
@@ -495,9 +504,8 @@ def test_long_names_in_the_legend_of_a_file_do_not_run_into_each_other():
 
 def test_names_beside_a_heat_map_are_in_the_picture():
     names = ["iid", "dirichlet_per_client", "x" * 90]
-    drawn = charts.heat(
-        [[0.1, 0.2]] * 3, Axis("weights", names=["uniform", "s" * 60]), Axis("split", names=names), (0.1, 0.2)
-    )
+    x, y = Axis("weights", names=["uniform", "s" * 60]), Axis("split", names=names)
+    drawn = svg.draw(Heat([[0.1, 0.2]] * 3, x, y, (0.1, 0.2)))
     ticks = re.findall(r'class="tick" x="([^"]*)"[^>]*text-anchor="(\w+)">([^<]*)<', drawn)
     assert [text for *_, text in ticks if len(text) < 24][-2:] == names[:2]
     for x, anchor, text in ticks[2:]:
@@ -507,7 +515,7 @@ def test_names_beside_a_heat_map_are_in_the_picture():
 
 def test_names_below_a_heat_map_do_not_run_into_each_other():
     names = [f"{10.0 ** (z / 3):.3g}" for z in range(-12, 1)]
-    drawn = charts.heat([[0.1] * 13] * 2, Axis("lr", names=names), Axis("beta1", names=["0", "0.5"]), (0.0, 1.0))
+    drawn = svg.draw(Heat([[0.1] * 13] * 2, Axis("lr", names=names), Axis("beta1", names=["0", "0.5"]), (0.0, 1.0)))
     ticks = re.findall(r'<g transform="rotate\(-45 ([\d.]+) ([\d.]+)\)"><text [^>]*>([^<]*)<', drawn)
     assert [text for *_, text in ticks] == names
     assert all(float(b) - float(a) > 14 for (a, *_), (b, *_) in itertools.pairwise(ticks))  # a line's height apart, aslant
@@ -521,19 +529,19 @@ def test_the_first_rounds_do_not_take_the_room_of_the_others():
     row = {"name": "fedavg", "method": "fedavg", "case": "", "targets": [], "seeds": 1, "errors": {}, "axes": {}}
     results = {"rows": [row], "cases": {"": {}}, "axes": {}, "curves": {"fedavg": curve}}
     drawn = next(one for one in figures(results) if one.name == "accuracy-rounds")
-    assert 0.85 < drawn.data["y"][0] < 0.91
+    assert 0.85 < drawn.y.low < 0.91
     assert drawn.title == "Test accuracy against rounds; axis from 0.908, lower points are not shown"
-    inner = xml.fromstring(drawn.inline).find("{http://www.w3.org/2000/svg}svg")
+    inner = xml.fromstring(svg.draw(drawn)).find("{http://www.w3.org/2000/svg}svg")
     assert float(inner.get("height")) == svg.HEIGHT - svg.BOTTOM  # what lies below is cut off
     curve["accuracy"]["0"] = [0.01 * z for z in range(61)]
     drawn = next(one for one in figures(results) if one.name == "accuracy-rounds")
-    assert drawn.data["y"][0] == 0.0
+    assert drawn.y.low == 0.0
     curve["accuracy"]["0"] = [0.5] + [1.0] * 60  # nothing is left to be told apart
-    assert next(one for one in figures(results) if one.name == "accuracy-rounds").data["y"][0] < 1.0
+    assert next(one for one in figures(results) if one.name == "accuracy-rounds").y.low < 1.0
     slow = row | {"name": "slow", "method": "slow"}
     lines = {"fedavg": curve, "slow": curve | {"accuracy": {"0": [0.1 + 0.8 * z / 60 for z in range(61)]}}}
     drawn = next(one for one in figures(results | {"rows": [row, slow], "curves": lines}) if one.name == "accuracy-rounds")
-    assert drawn.data["y"][0] < 0.2  # the one that is slow is seen, too
+    assert drawn.y.low < 0.2  # the one that is slow is seen, too
     many = [row | {"name": str(z), "method": str(z)} for z in range(20)]
     results |= {"rows": many, "curves": {str(z): curve for z in range(20)}}
     assert len(next(one for one in figures(results) if one.name == "accuracy-rounds").legend) == 20
@@ -541,14 +549,14 @@ def test_the_first_rounds_do_not_take_the_room_of_the_others():
 
 def test_names_along_an_axis_do_not_run_into_each_other():
     names = [f"a_name_that_is_long_{z}" for z in range(6)]
-    drawn = svg.lines([Series("a", 0, [0, 5], [0.0, 1.0])], Axis("split", -0.3, 5.3, names=names), Axis("y"))
+    drawn = svg.draw(Lines([Series("a", 0, [0, 5], [0.0, 1.0])], Axis("split", -0.3, 5.3, names=names), Axis("y")))
     ticks = [(float(x), z) for x, z in re.findall(r'class="tick" x="([^"]*)"[^>]*"middle">([^<]*)<', drawn)]
     assert all(b - a >= 6.5 * (len(y) + len(z)) / 2 for (a, y), (b, z) in itertools.pairwise(ticks))
     assert [z[-1] for _, z in ticks] == list("012345")
 
 
 def test_the_areas_of_a_split_have_a_scale():
-    assert "largest circle: 70 samples" in charts.bubbles([[1, 70], [0, 3]])
+    assert "largest circle: 70 samples" in svg.draw(Bubbles([[1, 70], [0, 3]]))
 
 
 def light(colour):
@@ -571,27 +579,27 @@ def seen_without_green(colour):
 
 
 def test_colours_are_told_apart_without_green():
-    for one, other in itertools.combinations(svg.COLOURS, 2):
+    for one, other in itertools.combinations(figure.COLOURS, 2):
         assert math.dist(seen_without_green(one), seen_without_green(other)) > 15, (one, other)
     dark = luminance(svg.DARK["paper"])
-    assert all((luminance(z) + 0.05) / (dark + 0.05) > 3 for z in svg.COLOURS)
+    assert all((luminance(z) + 0.05) / (dark + 0.05) > 3 for z in figure.COLOURS)
 
 
 @pytest.mark.parametrize("paper", ["#ffffff", svg.DARK["paper"]])
 def test_the_circles_of_a_split_stand_out(paper):
-    fill, share = re.search(r'fill="(#\w{6})" fill-opacity="([^"]*)"', charts.bubbles([[1]])).groups()
+    fill, share = re.search(r'fill="(#\w{6})" fill-opacity="([^"]*)"', svg.draw(Bubbles([[1]]))).groups()
     mixed = [float(share) * int(fill[i : i + 2], 16) + (1 - float(share)) * int(paper[i : i + 2], 16) for i in (1, 3, 5)]
     low, high = sorted(luminance(z) for z in (paper, "#" + "".join(f"{round(z):02x}" for z in mixed)))
     assert (high + 0.05) / (low + 0.05) > 3
 
 
 def test_lines_of_the_same_colour_have_dashes_that_differ():
-    first = [float((svg.look(number)[1] or "99").split()[0]) for number in range(16)]
-    assert all(abs(a - b) >= 4 for a, b in zip(first, first[len(svg.COLOURS) :], strict=False))
+    first = [float((figure.style(number)[1] or "99").split()[0]) for number in range(16)]
+    assert all(abs(a - b) >= 4 for a, b in zip(first, first[len(figure.COLOURS) :], strict=False))
 
 
 def test_numbers_in_a_heat_map_can_be_read():
-    drawn = charts.heat([[z / 200 for z in range(201)]], Axis("", names=["x"] * 201), Axis("", names=["y"]), (0.0, 1.0))
+    drawn = svg.draw(Heat([[z / 200 for z in range(201)]], Axis("", names=["x"] * 201), Axis("", names=["y"]), (0.0, 1.0)))
     fills, inks = re.findall(r'fill="(#\w{6})"', drawn), re.findall(r"fill:(#\w+)", drawn)
     for fill, ink in zip(fills, inks, strict=True):
         low, high = sorted((luminance(fill), luminance("#ffffff" if ink == "#fff" else "#111111")))
@@ -599,8 +607,8 @@ def test_numbers_in_a_heat_map_can_be_read():
 
 
 def test_sixteen_methods_can_be_told_apart():
-    assert len({svg.look(number) for number in range(16)}) == 16
-    assert len({svg.look(number)[0] for number in range(7)}) == 7
+    assert len({figure.style(number) for number in range(16)}) == 16
+    assert len({figure.style(number)[0] for number in range(7)}) == 7
 
 
 # Trackers -------------------------------------------------------------------------------------------------------------
@@ -756,9 +764,9 @@ onload = () => {
 @pytest.mark.slow
 def test_bars_and_their_names_are_in_the_picture_on_a_phone(study, tmp_path):
     names = ["fedadam-amended with more momentum", "FedAMS (WIDE)", "scaffold"]
-    lines = [(name, i, 100.0 + i, 9.0, f"{100 + i}.0 ± 9.0 (2 of 3 seeds)") for i, name in enumerate(names)]
-    drawn = charts.bars(lines, "rounds to 0.9; line: one standard deviation")
-    (tmp_path / "page.html").write_text(page(study[1], [Figure("rounds", "unlike", "Rounds", drawn, drawn)]))
+    bars = [Bar(name, i, 100.0 + i, 9.0, f"{100 + i}.0 ± 9.0 (2 of 3 seeds)") for i, name in enumerate(names)]
+    drawn = Bars(bars, "rounds to 0.9; line: one standard deviation", name="rounds", case="unlike", title="Rounds")
+    (tmp_path / "page.html").write_text(page(study[1], [drawn]))
     (tmp_path / "phone.html").write_text(f"<title></title>{TEXTS}")
     ends = told(
         browse(tmp_path / "phone.html", "--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom")
@@ -799,27 +807,74 @@ def test_on_paper(study, tmp_path):
     assert "@media screen and (prefers-color-scheme: dark)" in shown  # paper is white for everybody
 
 
-@chromium
-@pytest.mark.slow
-def test_pictures(swept):
-    drawn = figures(swept[1])[:2]
-    draw_png(drawn, swept[0] / "report")
-    for figure in drawn:
-        assert (swept[0] / "report" / f"{figure.name}.png").read_bytes()[:4] == b"\x89PNG"
+# For papers -----------------------------------------------------------------------------------------------------------
 
 
-def test_old_pictures_do_not_stay(study, monkeypatch):
-    old = study[0] / "report" / "alike-accuracy-rounds.png"
-    monkeypatch.setattr("fedkeel.study.report.write.browser", lambda: shutil.which("false"))
-    old.write_bytes(b"of runs that are gone")
-    with pytest.raises(RuntimeError, match="drew nothing"):
-        report(study[0], png=True)
-    old.write_bytes(b"of runs that are gone")
-    report(study[0])
-    assert not old.exists()
+@pytest.mark.parametrize("fixture", ["study", "swept"])
+def test_matplotlib_draws_every_figure(fixture, request):
+    for described in figures(request.getfixturevalue(fixture)[1]):
+        (axes,) = paper_figures.plot(described).axes
+        texts = [z.get_text() for z in axes.texts]
+        if isinstance(described, Lines):
+            lines = {z.get_label(): z for z in axes.lines}
+            for one in described.series:
+                assert list(lines[one.name].get_ydata()) == pytest.approx(one.y)
+                assert lines[one.name].get_color() == figure.style(one.style)[0]
+            assert (axes.get_xlim(), axes.get_ylim()) == tuple((z.low, z.high) for z in (described.x, described.y))
+        elif isinstance(described, Bars):
+            assert [z.get_width() for z in axes.patches] == [bar.length or 0.0 for bar in described.bars]
+            assert texts == [bar.text for bar in described.bars]
+        elif isinstance(described, Heat):
+            assert texts == [text for *_, text in described.cells()]
+        else:
+            assert len(axes.collections[0].get_offsets()) == sum(n > 0 for row in described.counts for n in row)
 
 
-def test_no_browser_is_a_clear_error(study, monkeypatch):
-    monkeypatch.setattr("fedkeel.study.report.write.browser", lambda: None)
-    with pytest.raises(ValueError, match="png: there is no browser"):
-        report(study[0], png=True)
+def test_bands_lost_points_rings_and_flat_lines_are_drawn_for_papers():
+    one = Series("a $1$", 0, [1, 10, 100], [0.2, None, 0.4], [0.1, math.nan, 0.3], [0.3, math.nan, 0.5], marks=True)
+    one.lost, one.ringed = [10], [2]
+    flat = Series("b", 1, [0.0], [0.3], marks=True, flat=True, lost=[10])
+    described = Lines([one, flat], Axis("lr", 1, 100, log=True), Axis("y"), [0.9], lost_at=0.0)
+    (axes,) = paper_figures.plot(described).axes
+    assert [z.get_text() for z in axes.texts] == ["target 0.9", "x", "x"]
+    assert axes.get_xscale() == "log"
+    assert len(axes.collections) == 1  # the band
+    across = next(z for z in axes.lines if z.get_label() == "b")
+    assert across.get_xydata().tolist() == [[1, 0.3], [100, 0.3]]
+
+
+def test_formats_for_papers(swept):
+    page = report(swept[0], ["pdf", "svg", "png"])
+    starts = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
+    for name in file_names(figures(swept[1])):
+        for ending, start in starts.items():
+            assert (page.parent / "report" / f"{name}.{ending}").read_bytes().startswith(start)
+    before = {path.name: path.read_bytes() for path in (page.parent / "report").iterdir()}
+    report(swept[0], ["pdf", "svg", "png"])
+    assert {path.name: path.read_bytes() for path in (page.parent / "report").iterdir()} == before
+    report(swept[0])  # pictures of earlier runs do not stay
+    assert {path.suffix for path in (page.parent / "report").iterdir()} == {".svg", ".csv", ".tex"}
+    assert "matplotlib" not in (page.parent / "report" / f"{name}.svg").read_text()
+
+
+def test_pgf_needs_latex(study, monkeypatch, tmp_path):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ValueError, match="formats: pgf needs LaTeX to measure texts; install one of xelatex"):
+        report(study[0], ["pgf"])
+    with pytest.raises(ValueError, match="formats = 'gif' is not allowed; it must be one of pdf, pgf, svg, png"):
+        report(study[0], ["gif"])
+    from matplotlib.backends import backend_pgf
+
+    monkeypatch.setattr(backend_pgf.LatexManager, "_get_cached_or_new", staticmethod(lambda: backend_pgf.LatexManager))
+    monkeypatch.setattr(
+        backend_pgf.LatexManager, "get_width_height_descent", staticmethod(lambda text, size: (30.0, 9.0, 2.0))
+    )
+    for one in figures(study[1]):  # with a LaTeX that measures the same for every text
+        paper_figures.save(one, tmp_path / f"{one.name}.pgf")
+        assert "pgfpicture" in (tmp_path / f"{one.name}.pgf").read_text()
+    assert {path.suffix for path in tmp_path.iterdir()} == {".pgf"}  # no pictures made of pixels beside it
+
+
+def test_matplotlib_and_pandas_are_imported_only_when_used():
+    code = "import sys, fedkeel.cli.studies, fedkeel.study.report.write; print({'matplotlib', 'pandas'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

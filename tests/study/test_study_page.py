@@ -7,12 +7,11 @@ from html import unescape
 import pytest
 
 from fedkeel.study.compare import run_study
-from fedkeel.study.report import charts, svg
-from fedkeel.study.report.axis import Axis
+from fedkeel.study.report import svg
+from fedkeel.study.report.figure import Axis, Lines, Series
 from fedkeel.study.report.figures import figures
 from fedkeel.study.report.page import page
-from fedkeel.study.report.svg import Series
-from fedkeel.study.report.table_text import as_latex, cells, robust_over, table_cells
+from fedkeel.study.report.table_text import as_latex, robustness_text, screen_row, table_rows
 from fedkeel.study.results.collect import as_csv
 from fedkeel.study.study import Study
 
@@ -70,7 +69,7 @@ def test_an_axis_is_no_setting_of_a_method(tmp_path):
 
 def test_every_run_may_have_a_split_of_its_own(tmp_path):
     results = found(tmp_path, methods={"fedavg": {}}, resplit=True, rounds=1, seeds=[3, 4])
-    assert "<dt>split_seed</dt><dd>each run&#x27;s seed</dd>" in page(results, [])
+    assert "<dt>split_seed</dt><dd>each run&#39;s seed</dd>" in page(results, [])
 
 
 def test_settings_that_mean_nothing_here_are_left_out(swept):
@@ -111,7 +110,7 @@ def test_curves_that_are_left_out_are_where_the_page_says(swept):
 
 
 def test_the_page_says_what_can_be_clicked(swept):
-    assert "Headings sort a table; names in a legend hide lines" in page(swept, [])
+    assert "Click a heading to sort its table." in page(swept, [])
 
 
 # Targets --------------------------------------------------------------------------------------------------------------
@@ -120,18 +119,20 @@ def test_the_page_says_what_can_be_clicked(swept):
 def test_a_target_on_the_training_set_is_named_and_drawn_there(tmp_path):
     results = found(tmp_path, methods={"fedavg": {"lr": 0.3}}, metrics=["train"], target=0.05, target_on="train_accuracy")
     drawn = {one.name: one for one in figures(results)}
-    assert 'class="goal"' not in drawn["accuracy-rounds"].inline + drawn["accuracy-floats"].inline
+    assert 'class="goal"' not in svg.draw(drawn["accuracy-rounds"]) + svg.draw(drawn["accuracy-floats"])
     row, name = results["rows"][0], "rounds to 0.05 training accuracy"
-    assert name in table_cells([row])[0]
-    assert name in cells(row, row["targets"])
+    assert name in table_rows([row])[0]
+    assert name in screen_row(row, row["targets"])
     assert name in as_latex(results)
     assert drawn["rounds-to-0.05"].title == name.capitalize()
-    row["targets"] = [0.5 * sum(drawn["train_accuracy-rounds"].data["y"])]  # inside the plot
-    assert 'class="goal"' in figure(results, "train_accuracy-rounds").inline
+    row["targets"] = [
+        0.5 * (drawn["train_accuracy-rounds"].y.low + drawn["train_accuracy-rounds"].y.high)
+    ]  # inside the plot
+    assert 'class="goal"' in svg.draw(figure(results, "train_accuracy-rounds"))
 
 
 def test_the_dotted_line_has_a_name():
-    drawn = svg.lines([Series("a", 0, [0, 10], [0.0, 1.0])], Axis("x", 0, 10), Axis("y", 0, 1), [0.7, 0.73, 0.99])
+    drawn = svg.draw(Lines([Series("a", 0, [0, 10], [0.0, 1.0])], Axis("x", 0, 10), Axis("y", 0, 1), [0.7, 0.73, 0.99]))
     lines = [float(z) for z in re.findall(r'class="goal" d="M\d+ ([\d.]+)', drawn)]
     names = {z: float(y) for y, z in re.findall(r'y="([\d.]+)">target ([\d.]+)<', drawn)}
     assert names["0.7"] > lines[0]  # the next line is too near: below
@@ -140,7 +141,7 @@ def test_the_dotted_line_has_a_name():
 
 
 def test_columns_say_what_they_are(swept):
-    names = list(table_cells(swept["rows"])[0])
+    names = list(table_rows(swept["rows"])[0])
     assert names[:6] == [
         *("final accuracy", "best accuracy", "accuracy, mean of last 10 rounds"),
         *("rounds to 0.05", "floats to 0.05", "uploaded floats to 0.05"),
@@ -152,9 +153,9 @@ def test_columns_say_what_they_are(swept):
 def test_columns_do_not_depend_on_the_first_row(swept, rows):
     rows[1] = {"final_drift": 0.5} | rows[1] | {"cost": 3.0, "chosen": {"lr": 0.1}, "cost_to_target": 2.0, "memory_mb": 9.0}
     rows[0] = {key: z for key, z in rows[0].items() if not key.startswith("final_train")} | NOTHING
-    lines = table_cells(rows)
+    lines = table_rows(rows)
     assert len({tuple(line) for line in lines}) == 1
-    assert list(lines[0]) == list(table_cells(rows[::-1])[0])
+    assert list(lines[0]) == list(table_rows(rows[::-1])[0])
     assert {lines[0][z] for z in ("final accuracy", "final mean local training loss", "chosen")} == {("-", None)}
     head, first = [line.split(" & ") for line in as_latex(swept | {"rows": rows}).splitlines() if line.endswith(r"\\")][:2]
     assert len(head) == len(first)
@@ -164,7 +165,7 @@ def test_columns_do_not_depend_on_the_first_row(swept, rows):
 
 
 def test_the_target_of_another_case_is_left_empty(rows):
-    first, second = table_cells([rows[0], rows[1] | {"targets": [0.9]}])
+    first, second = table_rows([rows[0], rows[1] | {"targets": [0.9]}])
     assert list(first) == list(second)
     assert [first[f"rounds to {z}"][0] == "" for z in (0.05, 0.9)] == [False, True]
     assert [second[f"rounds to {z}"][0] == "" for z in (0.05, 0.9)] == [True, False]
@@ -172,9 +173,9 @@ def test_the_target_of_another_case_is_left_empty(rows):
 
 def test_robustness_is_told_in_words(swept):
     one = {"decades": 0.0, "open": True, "axis": "lr"}
-    assert robust_over(one) == "at one value of lr only, an end of those that were tried"
-    assert robust_over(one | {"open": False}) == "at one value of lr only"
-    assert robust_over(one | {"decades": 1.234}) == "over at least 1.2 decades of lr"
+    assert robustness_text(one) == "at one value of lr only, an end of those that were tried"
+    assert robustness_text(one | {"open": False}) == "at one value of lr only"
+    assert robustness_text(one | {"decades": 1.234}) == "over at least 1.2 decades of lr"
     assert "A seed that failed counts as 0." in page(swept, [])
 
 
@@ -186,9 +187,9 @@ def test_means_over_some_seeds_are_marked_in_figures(swept, rows):
     results = swept | {"rows": rows}
     name = "scaffold-alpha | alpha = 0.5 (1 of 2 seeds)"
     assert name in [one for one, _ in figure(results, "accuracy-rounds").legend]
-    assert re.search(r">[\d.]+ ± [\d.]+ \(1 of 2 seeds\)<", figure(results, "rounds-to-0.05").inline)
+    assert re.search(r">[\d.]+ ± [\d.]+ \(1 of 2 seeds\)<", svg.draw(figure(results, "rounds-to-0.05")))
     sweep = figure(results, "sweep-alpha-final_accuracy")
-    assert sweep.inline.count('r="7"') == 1  # a ring around the point
+    assert svg.draw(sweep).count('r="7"') == 1  # a ring around the point
     assert sweep.title.endswith("; rings: not of all seeds")
     assert "ring" not in figure(swept, "sweep-alpha-final_accuracy").title
     rows[-1] |= {"seeds": 1, "errors": {1: "dx is not finite"}}  # has no point on the axis
@@ -201,13 +202,13 @@ def test_crosses_of_several_methods_are_seen(swept, rows):
     for row in rows[3:]:  # fedcm, and fedavg, which does not have the axis
         row["rounds_to_target"] = None
     sweep = figure(swept | {"rows": rows}, "sweep-alpha-rounds_to_target")
-    crosses = re.findall(r'd="M([\d.]+) ([\d.]+)L[^"]*" stroke="([^"]*)"', sweep.inline)
+    crosses = re.findall(r'd="M([\d.]+) ([\d.]+)L[^"]*" stroke="([^"]*)"', svg.draw(sweep))
     assert len(crosses) == 1 + 3 + 3
     assert len({(x, y) for x, y, _ in crosses}) == len(crosses)
     assert [name for name, _ in sweep.legend] == ["scaffold-alpha", "fedcm", "fedavg"]
     assert sweep.title.endswith("crosses: not reached or failed")
     accuracy = figure(swept | {"rows": rows}, "sweep-alpha-final_accuracy")
-    down = [float(y) for _, y in re.findall(r'd="M([\d.]+) ([\d.]+)L', accuracy.inline)]
+    down = [float(y) for _, y in re.findall(r'd="M([\d.]+) ([\d.]+)L', svg.draw(accuracy))]
     assert (len(down), down[1] < down[0] < svg.HEIGHT - svg.BOTTOM) == (2, True)  # from the lower edge, inwards
 
 
@@ -224,9 +225,9 @@ def test_heat_maps_of_a_case_have_one_scale(swept):
         one, other = (drawn[f"heat-{method}-{metric}"] for method in ("fedavg", "fedcm"))
         assert f"colours from {low} to {high}" in one.title
         assert f"colours from {low} to {high}" in other.title
-        assert charts.heat_colour(0.0) in one.inline
-        assert charts.heat_colour(0.0) not in other.inline
-        assert f">.{round(1000 * low)}*<" in one.inline
+        assert svg.heat_colour(0.0) in svg.draw(one)
+        assert svg.heat_colour(0.0) not in svg.draw(other)
+        assert f">.{round(1000 * low)}*<" in svg.draw(one)
         assert ("*: not of all seeds" in one.title, "*" in other.title) == (True, False)
 
 

@@ -123,10 +123,13 @@ def report(
     directory: Annotated[
         Path, typer.Argument(metavar="DIRECTORY", help="Of a study or of one run. [dim]E.g. runs/compare[/dim]")
     ],
-    png: Annotated[
-        bool,
-        typer.Option("--png", help="Figures also as PNG, drawn by a Chromium that is installed. [dim]E.g. --png[/dim]"),
-    ] = False,
+    formats: Annotated[
+        str,
+        typer.Option(
+            help="Draw the figures for papers, too: pdf, pgf, svg, png. [dim]E.g. --formats pdf,png[/dim]", metavar="NAMES"
+        ),
+    ] = "",
+    png: Annotated[bool, typer.Option("--png", help="Short for --formats png. [dim]E.g. --png[/dim]")] = False,
 ) -> None:
     """Write the page of a study or run, its figures as SVG and its table as CSV and LaTeX.
 
@@ -134,7 +137,8 @@ def report(
     """
     from fedkeel.study.report.write import report as make
 
-    page = make(directory, png)
+    names = [name.strip() for name in formats.split(",") if name.strip()]
+    page = make(directory, [*dict.fromkeys([*names, *(["png"] if png else [])])])
     typer.echo(f"files: {page}, and figures and tables in {page.parent / 'report'}")
 
 

@@ -10,15 +10,15 @@ from fedkeel.cli.tables import console, table
 from fedkeel.study.report.table_text import (
     APART,
     NOT_COMPARABLE,
-    cells,
-    column_of,
-    columns_of,
     differs,
     in_paper_units,
-    not_reached,
-    paper_heads,
+    not_reached_note,
+    paper_column,
+    paper_column_titles,
+    place_columns,
     place_of,
-    robust_over,
+    robustness_text,
+    screen_row,
 )
 from fedkeel.wording import value_text
 
@@ -28,20 +28,20 @@ Row = Mapping[str, Any]
 def comparison(results: Mapping[str, Any], out: Path) -> None:
     """The end of `fedkeel compare`, `sweep` and `reproduce`."""
     rows, screen = results["rows"], console()
-    axes = [name for name in columns_of(results) if name != "case"]
+    axes = [name for name in place_columns(results) if name != "case"]
     for case in results["cases"]:
         mine = [row for row in rows if row["case"] == case]
         if case:
             screen.print(f"\n{case}", style="bold")
         _summary(mine, axes)
     if any(row["targets"] for row in rows):
-        screen.print(f"floats: up and down, per participating client, until the target; {not_reached(rows)}")
+        screen.print(f"floats: up and down, per participating client, until the target; {not_reached_note(rows)}")
     for paper in results["paper"]:
         _beside_paper(rows, paper)
     for one in results["robustness"]:
         at = ", ".join([one["case"]] * bool(one["case"]) + [f"{key} {z}" for key, z in one["at"].items()])
         who = f"{one['method']} ({at})" if at else one["method"]
-        screen.print(f"{who}: within 5 % of its best {robust_over(one)}")
+        screen.print(f"{who}: within 5 % of its best {robustness_text(one)}")
     for one in results["search"]:
         chosen = [trial for trial in one["trials"] if trial["chosen"]]
         values = {key: z for trial in chosen for key, z in trial.items() if key not in ("score", "error", "chosen")}
@@ -62,7 +62,7 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
 def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:
     shown = []
     for row in rows:
-        line = cells(row, row["targets"])
+        line = screen_row(row, row["targets"])
         shown.append({"method": line.pop("method"), **place_of(row, axes), **line})
     made = table(*(name if name == "method" else ">" + name.replace(" ", "\n", 1) for name in shown[0]))
     short = all(len(line["method"].partition("\n")[0]) <= 20 for line in shown)
@@ -80,11 +80,11 @@ def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
     if not with_number:
         return
     unit = ", %," if metric.endswith("accuracy") else ""
-    made = table("method", "", *(f">{column}" for column in paper_heads(with_number, paper)))
+    made = table("method", "", *(f">{column}" for column in paper_column_titles(with_number, paper)))
     for column in made.columns:
         column.no_wrap = False
     for method in dict.fromkeys(row["method"] for row in with_number):
-        mine = {column_of(row, paper): row for row in with_number if row["method"] == method}
+        mine = {paper_column(row, paper): row for row in with_number if row["method"] == method}
         apart = {z: " ≠" * differs(row, paper) for z, row in mine.items()}
         ours = [in_paper_units(mine[z], metric) + apart[z] if z in mine else "" for z in paper["at"]]
         theirs = [str(mine[z]["paper"][metric]) if z in mine else "" for z in paper["at"]]

@@ -25,7 +25,7 @@ from fedkeel.study.checks import (
     takes_counts,
 )
 from fedkeel.study.file import METHOD_KEYS, Paper, Range, Search, StudyFile, read_parts
-from fedkeel.study.report.table_text import printed
+from fedkeel.study.report.table_text import paper_number
 from fedkeel.study.results.columns import check_column
 from fedkeel.wording import file_name, value_text
 
@@ -246,6 +246,6 @@ def _placed(paper: Paper, file: StudyFile, axes: Mapping[str, list[Any]]) -> Pap
             raise ValueError(f"paper: {label} is not among the methods: {', '.join(file.methods)}")
         if len(values) != len(at):
             raise ValueError(f"paper: {label} has {len(values)} numbers for {len(at)} columns")
-        for z in [z for z in values if isinstance(z, str) and not printed(z) and z != "-" and not z.startswith(">")]:
+        for z in [z for z in values if isinstance(z, str) and not paper_number(z) and z != "-" and not z.startswith(">")]:
             raise ValueError(f"paper: {label} has {z!r}; it must be a number, 'mean±deviation', '-' or '>number'")
     return paper.model_copy(update={"at": list(at)})

@@ -7,11 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedkeel.study.report import charts, svg
-from fedkeel.study.report.axis import Axis, fit
-from fedkeel.study.report.svg import Figure, Series
+from fedkeel.study.report.figure import Axis, Bar, Bars, Bubbles, Figure, Lines, Series, fit
 from fedkeel.study.report.sweeps import sweeps
-from fedkeel.study.report.table_text import aim, missed_target, of_seeds, spread
+from fedkeel.study.report.table_text import missed_target_text, seeds_note, target_text, with_deviation
 from fedkeel.study.results.columns import label_of
 from fedkeel.study.results.numbers import NOT_RUN, target_name
 from fedkeel.wording import value_text
@@ -28,7 +26,7 @@ AGAINST = {  # label of the axis, word in the title
 LOG = ("train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
 
 
-def looks(results: Mapping[str, Any]) -> dict[str, int]:
+def line_styles(results: Mapping[str, Any]) -> dict[str, int]:
     """A look for every line: that of its method, or of its own where a method has several in a case that are drawn."""
     rows, methods = results["rows"], list(dict.fromkeys(row["method"] for row in results["rows"]))
     found: dict[str, int] = {}
@@ -42,7 +40,7 @@ def looks(results: Mapping[str, Any]) -> dict[str, int]:
 
 def figures(results: Mapping[str, Any]) -> list[Figure]:
     """All figures, case by case."""
-    style, found = looks(results), []
+    style, found = line_styles(results), []
     for case in results["cases"]:
         rows = [row for row in results["rows"] if row["case"] == case]
         if results["axes"]:
@@ -51,10 +49,10 @@ def figures(results: Mapping[str, Any]) -> list[Figure]:
             found += curves(results, rows, case, style)
         found += costs(rows, case, style)
         if split := results.get("partitions", {}).get(case):
-            drawn, of = charts.bubbles(split["counts"]), f", for {split['of']}" if split["of"] else ""
+            of = f", for {split['of']}" if split["of"] else ""
             first = f", the first {len(split['counts'])} clients" * split["more"]
             title = f"Samples of every class that a client has (area){of}{first}"
-            found.append(Figure("partition", case, title, drawn, drawn))
+            found.append(Bubbles(split["counts"], name="partition", case=case, title=title))
     return found
 
 
@@ -66,17 +64,17 @@ def curves(results: Mapping[str, Any], rows: Sequence[Row], case: str, style: Ma
     found = [_curve("accuracy", along, case, mine, rows, style) for along in ("round", "floats")]
     columns = dict.fromkeys(key for curve in mine.values() for key in curve if key not in ("round", "floats", "accuracy"))
     found += [_curve(z, "round", case, mine, rows, style) for z in columns]
-    return [figure for figure in found if figure.legend]
+    return [figure for figure in found if figure.series]
 
 
 def _curve(
     column: str, along: str, case: str, curves: Mapping[str, Any], rows: Sequence[Row], style: Mapping[str, int]
-) -> Figure:
+) -> Lines:
     several = len({row["method"] for row in rows}) < len(rows)
     series = []
     for row in rows:
         curve = curves[row["name"]]
-        name = (row["name"].removeprefix(f"{case} | ") if several else row["method"]) + of_seeds(row)
+        name = (row["name"].removeprefix(f"{case} | ") if several else row["method"]) + seeds_note(row)
         if any(curve.get(column, {}).values()):  # a run without test data has no accuracies
             series.append(_series(name, style[row["name"]], curve[along], list(curve[column].values())))
     series = [one for one in series if one.x]
@@ -86,16 +84,13 @@ def _curve(
         y.low, y.high = max(y.low, 0.0), min(y.high, 1.0)
         y.low = _without_start(series, y)
     label, word = AGAINST[along]
-    x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0), whole=True)
+    x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0), whole=True, unit=along)
     title = f"{y.label.capitalize()} against {word}"
     if any(z is not None and z < y.low for one in series for z in one.y):
         title += f"; axis from {y.low:.3g}, lower points are not shown"
-    goals = sorted({z for row in rows for z in row["targets"] if CURVE[row["target_on"]] == column})
-    data = {"x": [x.low, x.high], "y": [y.low, y.high], "log": y.log, "unit": along}
-    data["series"] = [{"name": one.name, "x": one.x, "y": one.y} for one in series]
-    legend = [(one.name, one.look) for one in series]
-    inline, alone = (svg.lines(series, x, y, goals, alone=z) for z in (False, True))
-    return Figure(f"{column}-{word if along == 'round' else along}", case, title, inline, alone, legend, data)
+    targets = sorted({z for row in rows for z in row["targets"] if CURVE[row["target_on"]] == column})
+    name = f"{column}-{word if along == 'round' else along}"
+    return Lines(series, x, y, targets, name=name, case=case, title=title)
 
 
 def _without_start(series: Sequence[Series], y: Axis) -> float:
@@ -138,22 +133,22 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
     begun = any(row["seeds"] or set(row["errors"].values()) != {NOT_RUN} for row in rows)
     for number, target in enumerate(rows[0]["targets"] if begun and len(rows) <= 2 * MANY else []):
         name = target_name(number)
-        lines = []
+        bars = []
         for row in rows:
             value = row[f"rounds_to_{name}"]
-            told = spread(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target(row, name)
-            told += of_seeds(row)
+            told = with_deviation(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target_text(row, name)
+            told += seeds_note(row)
             if not row["seeds"]:
                 told = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
             at = ", ".join(value_text(z, key) for key, z in row["axes"].items())
             short = f"{row['method']} {at}".strip()
-            lines.append((short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
-        if all(line[2] is None for line in lines) and any(row["seeds"] for row in rows):
+            bars.append(Bar(short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
+        if all(bar.length is None for bar in bars) and any(row["seeds"] for row in rows):
             continue  # nobody reached it, as the table says
-        lines.sort(key=lambda z: math.inf if z[2] is None else z[2])
-        line = "; line: one standard deviation" * any(z[3] for z in lines)
+        bars.sort(key=lambda bar: math.inf if bar.length is None else bar.length)
+        line = "; line: one standard deviation" * any(bar.deviation for bar in bars)
         axes = dict.fromkeys(axis for row in rows for axis in row["axes"])
-        title = f"Rounds to {aim(rows[0], target)}" + (f" (method, {', '.join(axes)})" if axes else "")
-        drawn = charts.bars(lines, f"rounds to {aim(rows[0], target)}{line}")
-        found.append(Figure(f"rounds-to-{target:g}", case, title, drawn, drawn))
+        title = f"Rounds to {target_text(rows[0], target)}" + (f" (method, {', '.join(axes)})" if axes else "")
+        label = f"rounds to {target_text(rows[0], target)}{line}"
+        found.append(Bars(bars, label, name=f"rounds-to-{target:g}", case=case, title=title))
     return found

@@ -1,64 +1,102 @@
-"""A study as one HTML file: no network needed; it follows the reader's theme and screen width, and prints."""
+"""A study as one HTML file (page.html is its template): no network needed, light or dark, for any screen and for print."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
 from fedkeel.study.report import svg
-from fedkeel.study.report.details import failures, methods, pairs, robustness, search
-from fedkeel.study.report.figures import MANY, looks
-from fedkeel.study.report.svg import Figure
+from fedkeel.study.report.figure import Figure, Lines
+from fedkeel.study.report.figures import MANY, line_styles
 from fedkeel.study.report.table_text import (
     APART,
     NOT_COMPARABLE,
-    column_of,
-    columns_of,
     differs,
+    failures_text,
     in_paper_units,
-    missing,
-    not_reached,
-    paper_heads,
+    not_reached_note,
+    paper_column,
+    paper_column_titles,
+    place_columns,
     place_of,
-    table_cells,
+    robustness_text,
+    table_rows,
 )
-from fedkeel.study.results.numbers import finite
+from fedkeel.study.results.numbers import NOT_RUN, finite
+from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]
 
 
 def page(results: Mapping[str, Any], drawn: Sequence[Figure]) -> str:
-    """The page of what a study found (the content of its results.json)."""
-    parts = {
-        "title": escape(results["title"] or _title(results)),
-        "subtitle": escape(_subtitle(results)),
-        "about": f"<p class=about>{_with_code(results['about'])}</p>" if results["about"] else "",
-        "papers": "".join(_beside_paper(results, paper) for paper in results["paper"]),
-        "cases": "".join(_case(results, case, drawn) for case in results["cases"]),
-        "robustness": robustness(results),
-        "failures": failures(results),
-        "search": search(results),
-        "settings": pairs(results["task"]),
-        "methods": methods(results),
-        "seeds": ", ".join(map(str, results["seeds"])),
-        "versions": pairs(results["versions"]),
-        "command": escape(results["command"] or "made from Python: fedkeel.study.compare.compare(...)"),
-        "found": json.dumps({_id(z): finite(z.data) for z in drawn if z.data}, allow_nan=False).replace("</", "<\\/"),
-        "box": json.dumps([svg.WIDTH, svg.HEIGHT, svg.LEFT, svg.RIGHT, svg.TOP, svg.BOTTOM]),
-        "plotstyle": svg.CLASSES,
+    """The page with the results of a study (the content of its results.json) and these figures."""
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            results=results,
+            title=results["title"] or _title(results),
+            subtitle=_subtitle(results),
+            papers=[found for paper in results["paper"] if (found := _beside_paper(results, paper))],
+            cases=[_case(results, case, drawn) for case in results["cases"]],
+            robustness=_robustness(results),
+            incomplete=_incomplete(results),
+            points={_id(one): finite(_points(one)) for one in drawn if isinstance(one, Lines)},
+            box=[svg.WIDTH, svg.HEIGHT, svg.LEFT, svg.RIGHT, svg.TOP, svg.BOTTOM],
+            plot_style=svg.CLASSES,
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    made.filters |= {
+        "word": _word,
+        "inline": lambda values: ", ".join(f"{key} = {_word(z, key)}" for key, z in values.items()),
+        "without": lambda values, *names: {key: z for key, z in values.items() if key not in names},
+        "with_code": _with_code,
+        "id": _id,
+        "drawn": lambda figure: Markup(svg.draw(figure)),
+        "key": lambda style: Markup(svg.key(style)),
+        "search_title": _search_title,
+        "score": _score,
     }
-    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    head, *rest = text.split("{{")  # not str.replace in turn: what one part contains must not be taken for a placeholder
-    return head + "".join(parts[name] + after for name, _, after in (piece.partition("}}") for piece in rest))
+    return made
 
 
-def _with_code(text: str) -> str:
+def _word(value: Any, key: str) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else value_text(value, key)
+
+
+def _with_code(text: str) -> Markup:
     """A text whose `words in backticks` are code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _id(figure: Figure) -> str:
+    return f"{figure.case}/{figure.name}"
+
+
+def _points(figure: Lines) -> dict[str, Any]:
+    """What the page needs to name the point under the pointer."""
+    x, y = figure.x, figure.y
+    series = [{"name": one.name, "x": one.x, "y": one.y} for one in figure.series if not one.flat]
+    ends: dict[str, Any] = {"x": [x.low, x.high], "y": [y.low, y.high], "log": y.log, "logx": x.log}
+    return ends | {"unit": x.unit or x.label, "names": x.names, "series": series}
 
 
 def _title(results: Mapping[str, Any]) -> str:
@@ -70,7 +108,7 @@ def _title(results: Mapping[str, Any]) -> str:
 
 def _subtitle(results: Mapping[str, Any]) -> str:
     task, seeds = results["task"], results["seeds"]
-    parts = [_title(results)] if results["title"] and "data" in task else []  # a title need not name the data
+    parts = [_title(results)] if results["title"] and "data" in task else []  # the title of a study may not name the data
     parts += [str(task["model"])] if "model" in task else []
     parts += [f"{task['rounds']} round{'s' * (task['rounds'] != 1)}"] if "rounds" in task else []
     if "cohort" in task:
@@ -80,54 +118,72 @@ def _subtitle(results: Mapping[str, Any]) -> str:
     return "; ".join([", ".join(parts)] * bool(parts) + [many if len(seeds) > 1 else f"seed {seeds[0]}"])
 
 
-# Ours beside the paper's ----------------------------------------------------------------------------------------------
+# Parts of the page ----------------------------------------------------------------------------------------------------
 
 
-def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
+def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
+    """Our numbers beside the paper's; {} if it has none for the rows of this study."""
     metric = paper["metric"]
     rows = [row for row in results["rows"] if metric in row["paper"]]
     if not rows:
-        return ""
-    head = "".join(f"<th scope=col>{escape(z)}</th>" for z in ("method", *paper_heads(rows, paper)))
-    body = []
+        return {}
+    lines: dict[str, list[dict[str, Any]]] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
-        mine = {column_of(row, paper): row for row in rows if row["method"] == method}
-        cells = []
-        for z in paper["at"]:
-            row = mine.get(z)
-            if row is None:
-                cells.append("<td></td>")
-                continue
-            apart = " <b class=alarm>≠</b>" * differs(row, paper)
-            ours, theirs = escape(in_paper_units(row, metric)), escape(str(row["paper"][metric]))
-            cells.append(f"<td>{ours}{apart}<br><span class=theirs>{theirs}</span></td>")
-        body.append(f"<tr><th scope=row>{escape(method)}</th>{''.join(cells)}</tr>")
-    note = f"<p class=note>{APART}.</p>" * ("≠" in "".join(body))
-    if not paper["comparable"]:
-        note = f"<p class=note>{escape(NOT_COMPARABLE.capitalize())}.</p>"
-    unit = " (%)" if metric.endswith("accuracy") else ""
-    return (
-        f"<section><h2>{escape(metric.replace('_', ' ').capitalize())}{unit}: ours, and below it "
-        f"{escape(paper['where'] or 'the paper')}</h2><div class=scroll><table class=papers>"
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>{note}</section>"
-    )
+        mine = {paper_column(row, paper): row for row in rows if row["method"] == method}
+        lines[method] = [_cell(mine[z], paper) if z in mine else {} for z in paper["at"]]
+    note = f"{APART}." if any(differs(row, paper) for row in rows) else ""
+    return {
+        "title": metric.replace("_", " ").capitalize() + " (%)" * metric.endswith("accuracy"),
+        "where": paper["where"] or "the paper",
+        "heads": ["method", *paper_column_titles(rows, paper)],
+        "lines": lines,
+        "note": note if paper["comparable"] else f"{NOT_COMPARABLE.capitalize()}.",
+    }
 
 
-# Cases ----------------------------------------------------------------------------------------------------------------
+def _cell(row: Row, paper: Mapping[str, Any]) -> dict[str, Any]:
+    metric = paper["metric"]
+    return {"ours": in_paper_units(row, metric), "theirs": row["paper"][metric], "differs": differs(row, paper)}
 
 
-def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> str:
+def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> dict[str, Any]:
+    """The table and the figures of a case."""
     rows = [row for row in results["rows"] if row["case"] == case]
-    own = ", ".join(f"{key} {value}" for key, value in results["cases"][case].items()) if case else ""
+    style, axes = line_styles(results), [name for name in place_columns(results) if name != "case"]
+    lines: list[dict[str, Any]] = []
+    for row, numbers in zip(rows, table_rows(rows), strict=True):
+        cells = {name: (text, row["axes"].get(name)) for name, text in place_of(row, axes).items()} | numbers
+        lines.append(
+            {
+                "method": row["method"],
+                "style": style[row["name"]],
+                "failed": failures_text(row),
+                "heads": ["method", *cells],
+                "cells": [(text, "" if finite(z) is None else z) for text, z in cells.values()],
+            }
+        )
+    return {
+        "name": case,
+        "settings": ", ".join(f"{key} {z}" for key, z in results["cases"][case].items()) if case else "",
+        "heads": lines[0]["heads"],
+        "lines": lines,
+        "notes": " ".join(_notes(results, rows)),
+        "figures": [one for one in drawn if one.case == case],
+    }
+
+
+def _notes(results: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+    """What a reader of a case's table must know."""
     notes = []
     if any(row["targets"] for row in rows):
         notes.append("Floats: up and down, per participating client, until the target (4 bytes each).")
-        notes.append(f"{not_reached(rows)}.")
+        notes.append(f"{not_reached_note(rows)}.")
         if any(row.get("cost") is not None for row in rows):
             notes.append("Paper's cost: in the units in which the paper counts communication.")
     if any(row["dropped"] for row in rows):
         notes.append(
-            "Dropped answers: of clients that failed or sent no numbers, in a run; metrics.jsonl says whose and why."
+            "Dropped answers: uploads per run that were lost because a client failed or sent numbers that are not finite. "
+            "metrics.jsonl names the clients and the reasons."
         )
     if (every := max(row["evaluate_every"] for row in rows)) > 1:
         notes.append(f"Accuracy is measured every {every} rounds.")
@@ -135,50 +191,46 @@ def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> str
         notes.append(
             f"Curves of {len(rows)} lines could not be told apart and are left out; metrics.jsonl of every run has them."
         )
-    note = f"<p class=note>{escape(' '.join(notes))}</p>" if notes else ""
-    shown = [one for one in drawn if one.case == case]
-    return (
-        f"<section class=case><h2>{escape(case or 'Summary')}</h2>"
-        + (f"<p class=note>{escape(own)}</p>" if own else "")
-        + f"<div class=scroll><table class=summary>{_table(results, rows)}</table></div>{note}"
-        + f"<div class=plots>{''.join(_figure(one) for one in shown)}</div></section>"
-    )
+    return notes
 
 
-def _table(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    style, axes = looks(results), [name for name in columns_of(results) if name != "case"]
+def _robustness(results: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Lines of a table, without the columns that are empty in all of them."""
     lines = [
-        {name: (text, row["axes"].get(name)) for name, text in place_of(row, axes).items()} | cells
-        for row, cells in zip(rows, table_cells(rows), strict=True)
+        {
+            "method": one["method"],
+            "case": one["case"],
+            "at": ", ".join(f"{key} = {_word(z, key)}" for key, z in one["at"].items()),
+            "best final accuracy": f"{one['best']:.3f}",
+            "within 5 % of it": robustness_text(one),
+        }
+        for one in results["robustness"]
     ]
-    head = "".join(f"<th scope=col><button type=button>{escape(name)}</button></th>" for name in ("method", *lines[0]))
-    body = []
-    for row, line in zip(rows, lines, strict=True):
-        failed = f" <span class=alarm>({missing(row)})</span>" if row["errors"] else ""
-        method, key = escape(row["method"]), svg.key(style[row["name"]])
-        name = f"<th scope=row data-value='{method}'>{key}{method}{failed}</th>"
-        values = ["" if finite(z) is None else escape(str(z)) for _, z in line.values()]
-        body.append(
-            f"<tr>{name}"
-            + "".join(f"<td data-value='{v}'>{escape(t)}</td>" for (t, _), v in zip(line.values(), values, strict=True))
-            + "</tr>"
-        )
-    return f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return [{name: z for name, z in line.items() if any(other[name] for other in lines)} for line in lines]
 
 
-def _id(figure: Figure) -> str:
-    return f"{figure.case}/{figure.name}"
+def _incomplete(results: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Two lists: runs that failed, and runs of a study under way that are still to come."""
+    failed, missing = [], []
+    for row in results["rows"]:
+        failed += [(f"{row['name']}, seed {seed}", f": {why}") for seed, why in row["errors"].items() if why != NOT_RUN]
+        if seeds := [str(seed) for seed, why in row["errors"].items() if why == NOT_RUN]:
+            missing.append((row["name"], f", seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"))
+    return [("Runs that failed", failed), ("Runs that are not complete yet", missing)]
 
 
-def _figure(figure: Figure) -> str:
-    keys = "".join(
-        f"<button type=button data-name='{escape(name)}' aria-pressed=true>{svg.key(number)}{escape(name)}</button>"
-        for name, number in figure.legend
-    )
-    legend = f"<div class=legend>{keys}</div>" if keys else ""
-    title, _, note = figure.title.partition("; ")
-    caption = escape(title) + (f"<span class=theirs>; {escape(note)}</span>" if note else "")
-    return (
-        f"<figure data-id='{escape(_id(figure))}'><figcaption>{caption}</figcaption>"
-        f"<div class=canvas>{svg.named(figure.inline, figure.title)}</div>{legend}</figure>"
-    )
+def _search_title(search: Mapping[str, Any]) -> str:
+    """What was searched, where, and the length of the trials where it differs from that of the runs."""
+    parts = [f"{search['name']}: {len(search['trials'])} trials, seed {search['seed']}, by {search['metric']}"]
+    if "case" in search:
+        parts[0] = parts[0].removeprefix(f"{search['case']} | ")
+        parts.append(f"searched in {search['case']}, used in all cases")
+    parts += [f"{search['rounds']} round{'s' * (search['rounds'] != 1)} each"] if "rounds" in search else []
+    parts += [f"evaluated every {search['every']} rounds"] if "every" in search else []
+    return "; ".join(parts)
+
+
+def _score(trial: Mapping[str, Any]) -> str:
+    if trial["error"] is not None:
+        return "not complete" if trial["error"] == NOT_RUN else "failed"
+    return "none" if trial["score"] is None else format(trial["score"], ".4g")

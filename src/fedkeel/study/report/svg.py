@@ -1,28 +1,27 @@
-"""Plots as SVG text: lines with bands, and what all plots are made of. No library, no script, no fonts of their own.
+"""Draws figures as SVG text for the page: no library, no script, no fonts.
 
-Colours of paper, ink and grid come from CSS variables, so a plot inside a page follows its theme. In a file of its own
-it has the colours themselves, of both themes: what is not a browser (Inkscape, rsvg-convert) knows no variables.
+The colours of paper, ink and grid are CSS variables, so a figure inside the page follows the reader's theme. A file has
+the colours of both themes written out: programs that are not browsers (Inkscape, rsvg-convert) do not know variables.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
-from typing import Any
 
-from fedkeel.study.report.axis import Axis
+from fedkeel.study.report.figure import Axis, Bars, Bubbles, Figure, Heat, Lines, Series, shortened, style
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 66, 12, 10, 44  # margins
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (invisible on white) and with dark
-# grey for their black (invisible on a dark page); dashes and markers carry the same information again, and 7 x 6 of them are
-# all different.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#666666")
-DASHES = ("", "8 4", "2 3", "8 3 2 3", "13 4", "4 3")
-MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus")
+LONGEST = 24  # characters of a name beside a bar or row; longer names would leave no room for these
+SHORTEST = 60  # room for bars
+SLANTED = 14  # characters of a slanted name
+CHARACTER = 9  # width of a character in the larger type of a narrow screen (page.html), for a wide font
+# From few to many. Everybody can tell them apart, also in grey.
+HEAT = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 
 LIGHT = {"paper": "#fff", "ink": "#1b1f24", "faint": "#5b6470", "rule": "#d9dde3"}
 DARK = {"paper": "#14171b", "ink": "#e6e9ed", "faint": "#9aa4b0", "rule": "#343b44"}
@@ -37,106 +36,89 @@ CLASSES = """
 """
 
 
-def look(number: int) -> tuple[str, str, str]:
-    """(colour, dash, marker) of the line with this number."""
-    return COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
+def draw(figure: Figure, alone: bool = False) -> str:
+    """A figure as it stands in the page. alone: with a legend and its own colours, as it stands in a file."""
+    match figure:
+        case Lines():
+            drawn = _lines(figure, alone)
+        case Bars():
+            drawn = _bars(figure)
+        case Heat():
+            drawn = _heat(figure)
+        case Bubbles():
+            drawn = _bubbles(figure)
+        case _:
+            raise TypeError(f"figure: {type(figure).__name__} cannot be drawn")
+    drawn = drawn.replace('role="img"', f'role="img" aria-label="{escape(figure.title)}"', 1)
+    if not alone:
+        return drawn
+    themes = f"{_coloured(LIGHT)}@media (prefers-color-scheme: dark) {{{_coloured(DARK)}}}"
+    return drawn.replace(">", f"><style>{themes}</style>", 1)
 
 
-@dataclass
-class Series:
-    name: str
-    look: int
-    x: list[float]
-    y: list[float | None]
-    low: list[float] = field(default_factory=list)  # edges of the band
-    high: list[float] = field(default_factory=list)
-    marks: bool = False  # all points are marked, not just some
-    flat: bool = False  # one value, drawn all the way across
-    lost: list[float] = field(default_factory=list)  # places on the axis without a value: runs failed, or missed the target
-    ringed: list[int] = field(default_factory=list)  # points that are not of all seeds
+def _coloured(theme: Mapping[str, str]) -> str:
+    return re.sub(r"var\(--(\w+)\)", lambda z: theme[z[1]], f"svg {{ background: var(--paper); }}{CLASSES}")
 
 
-@dataclass
-class Figure:
-    name: str  # of its file
-    case: str
-    title: str
-    inline: str  # as it stands in the page
-    alone: str  # as it stands in a file
-    legend: list[tuple[str, int]] = field(default_factory=list)  # of lines: (name, look)
-    data: dict[str, Any] = field(default_factory=dict)  # what the page needs to name a point under the pointer
+# Lines ----------------------------------------------------------------------------------------------------------------
 
 
-# Pictures -------------------------------------------------------------------------------------------------------------
-
-
-def lines(
-    series: Sequence[Series], x: Axis, y: Axis, goals: Sequence[float] = (), alone: bool = False, lost_at: float = 0.0
-) -> str:
-    """Lines with bands. alone: with a legend and the style, for a file of its own; lost_at: where lost points are marked."""
+def _lines(figure: Lines, alone: bool) -> str:
+    series, x, y = figure.series, figure.x, figure.y
     px, py = places(x, y)
     parts = [frame(x, y, px, py)]
-    faint = 0.15 if len(series) <= 5 else 0.08  # many bands on top of each other hide the lines
     for one in series:
-        colour = look(one.look)[0]
-        for piece in _pieces(one) if one.low else []:
+        for piece in one.pieces() if one.low else []:
             edge = [(one.x[i], one.high[i]) for i in piece] + [(one.x[i], one.low[i]) for i in reversed(piece)]
             if one.flat:
                 edge = [(x.low, one.high[0]), (x.high, one.high[0]), (x.high, one.low[0]), (x.low, one.low[0])]
             points = " ".join(f"{px(a):.1f},{py(min(max(b, y.low), y.high)):.1f}" for a, b in edge)
-            parts.append(f'<polygon points="{points}" fill="{colour}" fill-opacity="{faint}" data-of="{escape(one.name)}"/>')
+            parts.append(
+                f'<polygon points="{points}" fill="{style(one.style)[0]}" fill-opacity="{figure.band_opacity()}"'
+                f' data-of="{escape(one.name)}"/>'
+            )
     drawn = "".join(_line(one, x, px, py) for one in series)
-    if any(z is not None and z < y.low for one in series for z in one.y):  # what lies below the plot is cut off
+    if any(z is not None and z < y.low for one in series for z in one.y):  # cut off what lies below the plot
         box = f'x="{LEFT}" y="0" width="{WIDTH - LEFT}" height="{HEIGHT - BOTTOM}"'
         drawn = f'<svg {box} viewBox="{LEFT} 0 {WIDTH - LEFT} {HEIGHT - BOTTOM}">{drawn}</svg>'
-    parts += [drawn, *_goals([z for z in goals if y.low < z < y.high], py)]
-    parts += _crosses(series, px, py(lost_at))
-    return picture(parts, [(one.name, one.look) for one in series] if alone else [])
+    parts += [drawn, *_targets([z for z in figure.targets if y.low < z < y.high], py)]
+    parts += _crosses(series, px, py(figure.lost_at))
+    return picture(parts, figure.legend if alone else [])
 
 
-def _goals(goals: Sequence[float], py: Callable[[float], float]) -> list[str]:
-    """Dotted lines with their names on the left, where curves seldom are so high; below them if there is no room."""
+def _targets(targets: Sequence[float], py: Callable[[float], float]) -> list[str]:
+    """Dotted lines with names on the left, where curves are seldom that high. A name without room stands below its line."""
     parts = []
-    for z in goals:
-        free = py(z) > TOP + 14 and not any(0 < py(z) - py(other) < 14 for other in goals)
+    for z in targets:
+        free = py(z) > TOP + 14 and not any(0 < py(z) - py(other) < 14 for other in targets)
         parts.append(f'<path class="goal" d="M{LEFT} {py(z):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class="faint over" x="{LEFT + 4}" y="{py(z) + (-4 if free else 13):.1f}">target {z:g}</text>')
     return parts
 
 
 def _crosses(series: Sequence[Series], px: Callable[[float], float], edge: float) -> list[str]:
-    """What was lost, at the edge of the plot; of several lines in one place they stand one behind the other."""
+    """Lost points, at the edge of the plot. Several at one place are stacked inwards."""
     inward, taken, parts = 11 if edge < HEIGHT / 2 else -11, Counter[float](), []
     for one in [one for one in series if one.lost]:
-        crosses = [mark("cross", px(z), edge + inward * taken[z], look(one.look)[0], 5) for z in one.lost]
+        crosses = [mark("cross", px(z), edge + inward * taken[z], style(one.style)[0], 5) for z in one.lost]
         taken.update(one.lost)
         parts.append(f'<g data-of="{escape(one.name)}">{"".join(crosses)}</g>')
     return parts
 
 
-def _pieces(one: Series) -> list[list[int]]:
-    """The places of a line's points, from one gap to the next."""
-    found: list[list[int]] = [[]]
-    for i, value in enumerate(one.y):
-        found += [[]] if value is None else []
-        found[-1] += [] if value is None else [i]
-    return [piece for piece in found if piece]
-
-
 def _line(one: Series, x: Axis, px: Callable[[float], float], py: Callable[[float], float]) -> str:
-    colour, dash, marker = look(one.look)
-    pieces = [[(px(one.x[i]), py(one.y[i] or 0.0)) for i in piece] for piece in _pieces(one)]
+    colour, dash, marker = style(one.style)
+    at = {i: (px(one.x[i]), py(one.y[i] or 0.0)) for piece in one.pieces() for i in piece}
+    pieces = [[at[i] for i in piece] for piece in one.pieces()]
+    marked = [at[i] for i in one.marked()]
     if one.flat:
         pieces = [[(px(x.low), piece[0][1]), (px(x.high), piece[0][1])] for piece in pieces]
+        marked = [point for piece in pieces for point in piece]
     paths = [" ".join(f"{a:.1f},{b:.1f}" for a, b in piece) for piece in pieces]
     drawn = "".join(f'<polyline class="line" points="{z}" stroke="{colour}" stroke-dasharray="{dash}"/>' for z in paths)
-    points = [point for piece in pieces for point in piece]
-    every = 1 if one.marks else max(1, len(points) // 5)
-    offset = 0 if one.marks else (one.look * every) // 7  # or the markers of all lines stand in columns
-    marks = "".join(mark(marker, a, b, colour) for a, b in points[offset::every])
+    marks = "".join(mark(marker, a, b, colour) for a, b in marked)
     rings = "".join(
-        f'<circle cx="{px(one.x[i]):.1f}" cy="{py(one.y[i] or 0.0):.1f}" r="7" fill="none" stroke="{colour}"/>'
-        for i in one.ringed
+        f'<circle cx="{at[i][0]:.1f}" cy="{at[i][1]:.1f}" r="7" fill="none" stroke="{colour}"/>' for i in one.ringed
     )
     return f'<g class="series" data-of="{escape(one.name)}">{drawn}{marks}{rings}</g>'
 
@@ -160,11 +142,6 @@ def mark(kind: str, x: float, y: float, colour: str, r: float = 3.2) -> str:
     return f'<polygon points="{points}" fill="{colour}"/>'
 
 
-def cut(name: str, most: int) -> str:
-    """A long name without its middle: the method, and what tells its lines apart."""
-    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
-
-
 def places(x: Axis, y: Axis) -> tuple[Callable[[float], float], Callable[[float], float]]:
     wide, tall = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     return lambda z: LEFT + wide * x.at(z), lambda z: TOP + tall * (1 - y.at(z))
@@ -179,7 +156,7 @@ def frame(x: Axis, y: Axis, px: Callable[[float], float], py: Callable[[float], 
         )
     room = max(8, int((WIDTH - LEFT - RIGHT) / 6.5 / max(len(x.names), 1)))
     for z, name in x.ticks():
-        parts.append(tick(px(z), HEIGHT - BOTTOM + 16, cut(name, room), "middle"))
+        parts.append(tick(px(z), HEIGHT - BOTTOM + 16, shortened(name, room), "middle"))
     parts.append(f'<path class="grid" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
     return "".join(parts + labels(x, y))
 
@@ -197,36 +174,98 @@ def tick(x: float, y: float, text: str, anchor: str) -> str:
 
 
 def key(number: int) -> str:
-    """The line of a method as it stands in legends and tables."""
-    colour, dash, marker = look(number)
+    """The line of a method in legends and tables."""
+    colour, dash, marker = style(number)
     line = f'<path d="M0 6H34" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash}"/>{mark(marker, 17, 6, colour)}'
     return f'<svg class="key" width="34" height="12" viewBox="0 0 34 12" aria-hidden="true">{line}</svg>'
 
 
 def picture(parts: Sequence[str], legend: Sequence[tuple[str, int]], height: int = HEIGHT) -> str:
-    rows, beside = [], 2 if all(len(name) <= 26 for name, _ in legend) else 1  # longer names leave no room for two
-    for number, (name, style) in enumerate(legend):
-        colour, dash, marker = look(style)
+    rows, beside = [], 2 if all(len(name) <= 26 for name, _ in legend) else 1
+    for number, (name, of_line) in enumerate(legend):
+        colour, dash, marker = style(of_line)
         a, b = 20 + (number % beside) * WIDTH / 2, height + 14 + 18 * (number // beside)
         rows.append(
             f'<path d="M{a} {b}h30" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
-            f'{mark(marker, a + 15, b, colour)}<text x="{a + 37}" y="{b + 4}">{escape(cut(name, 54))}</text>'
+            f'{mark(marker, a + 15, b, colour)}<text x="{a + 37}" y="{b + 4}">{escape(shortened(name, 54))}</text>'
         )
     whole = height + 18 * -(-len(legend) // beside) + (8 if legend else 0)
     body = "".join([*parts, *rows])
     return f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {whole}" role="img">{body}</svg>'
 
 
-def named(drawn: str, title: str) -> str:
-    """A plot that tells those who do not see it what it is."""
-    return drawn.replace('role="img"', f'role="img" aria-label="{escape(title)}"', 1)
+# Bars, heat maps, circles ---------------------------------------------------------------------------------------------
 
 
-def as_file(drawn: str) -> str:
-    """A plot with its style, for a file of its own."""
-    style = f"{_coloured(LIGHT)}@media (prefers-color-scheme: dark) {{{_coloured(DARK)}}}"
-    return drawn.replace(">", f"><style>{style}</style>", 1)
+def _bars(figure: Bars) -> str:
+    behind = 10 + CHARACTER * max(len(bar.text) for bar in figure.bars)
+    room = int((WIDTH - behind - 12 - SHORTEST) / CHARACTER)
+    longest = min(max(len(bar.name) for bar in figure.bars), LONGEST, room)
+    left, row = 12 + CHARACTER * longest, 24
+    height = row * len(figure.bars) + 34
+    most = max((bar.length + (bar.deviation or 0) for bar in figure.bars if bar.length is not None), default=1.0)
+    scale = (WIDTH - left - behind) / most
+    parts = []
+    for number, bar in enumerate(figure.bars):
+        y, name, text = 6 + row * number, escape(bar.name), escape(bar.text)
+        about = f"{escape(shortened(bar.name, longest))}<title>{name}</title>"
+        parts.append(f'<text x="{left - 6:.0f}" y="{y + 14}" text-anchor="end">{about}</text>')
+        end = left + (bar.length or 0) * scale
+        if bar.length is not None:
+            parts.append(
+                f'<rect x="{left:.1f}" y="{y + 2}" width="{end - left:.1f}" height="{row - 8}"'
+                f' fill="{style(bar.style)[0]}"><title>{name}: {text}</title></rect>'
+            )
+            if bar.deviation:
+                start, end = (left + max(bar.length + sign * bar.deviation, 0) * scale for sign in (-1, 1))
+                parts.append(f'<path class="spread" d="M{start:.1f} {y + 10}H{end:.1f}"/>')
+        parts.append(f'<text class="faint" x="{end + 5:.1f}" y="{y + 14}">{text}</text>')
+    label = escape(figure.label)
+    parts.append(f'<text class="faint" x="{WIDTH - RIGHT}" y="{height - 10}" text-anchor="end">{label}</text>')
+    return picture(parts, [], height)
 
 
-def _coloured(theme: Mapping[str, str]) -> str:
-    return re.sub(r"var\(--(\w+)\)", lambda z: theme[z[1]], f"svg {{ background: var(--paper); }}{CLASSES}")
+def _heat(figure: Heat) -> str:
+    x, y = figure.x, figure.y
+    left = max(LEFT, 26 + CHARACTER * min(max(map(len, y.names)), LONGEST))
+    wide, tall = (WIDTH - left - RIGHT) / len(x.names), (HEIGHT - TOP - BOTTOM) / len(y.names)
+    slanted = 7 * max(map(len, x.names)) > wide  # they do not fit side by side
+    names = [shortened(name, SLANTED) if slanted else name for name in x.names]
+    more = 5 * max(map(len, names)) if slanted else 0
+    parts = []
+    for j, i, share, text in figure.cells():
+        a, b = left + i * wide, TOP + (len(y.names) - 1 - j) * tall
+        fill = "none" if share is None else heat_colour(share)
+        ink = "" if share is None else f' style="fill:{"#fff" if share < 0.45 else "#111"}"'
+        parts.append(f'<rect x="{a:.1f}" y="{b:.1f}" width="{wide - 1:.1f}" height="{tall - 1:.1f}" fill="{fill}"/>')
+        middle = f'x="{a + wide / 2:.1f}" y="{b + tall / 2 + 4:.1f}" text-anchor="middle"'
+        parts.append(f"<text {middle}{ink}>{text}</text>")
+    for i, name in enumerate(names):
+        a, b = left + (i + 0.5) * wide, HEIGHT - BOTTOM + (12 if slanted else 16)
+        written = tick(a, b, name, "end" if slanted else "middle")
+        parts.append(f'<g transform="rotate(-45 {a:.1f} {b:.1f})">{written}</g>' if slanted else written)
+    for j, name in enumerate(y.names):
+        parts.append(tick(left - 6, TOP + (len(y.names) - 0.5 - j) * tall + 4, shortened(name, LONGEST), "end"))
+    return picture([*parts, *labels(x, y, HEIGHT + more)], [], HEIGHT + more)
+
+
+def heat_colour(share: float) -> str:
+    place = share * (len(HEAT) - 1)
+    i = min(int(place), len(HEAT) - 2)
+    mixed = (round(a + (b - a) * (place - i)) for a, b in zip(HEAT[i], HEAT[i + 1], strict=True))
+    return "#" + "".join(f"{z:02x}" for z in mixed)
+
+
+def _bubbles(figure: Bubbles) -> str:
+    px, py = places(figure.x, figure.y)
+    clients, classes = len(figure.counts), len(figure.counts[0])
+    room = 0.5 * max(min((WIDTH - LEFT - RIGHT) / clients * 2.2, (HEIGHT - TOP - BOTTOM) / classes), 4)
+    parts = [frame(figure.x, figure.y, px, py)]
+    for i, row in enumerate(figure.counts):
+        parts += [
+            f'<circle cx="{px(i):.1f}" cy="{py(k):.1f}" r="{max(room * math.sqrt(n / figure.most), 0.35):.2f}"'
+            f' fill="{figure.colour}" fill-opacity="0.8"/>'
+            for k, n in enumerate(row)
+            if n
+        ]
+    return picture(parts, [])

@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedkeel.study.report import charts, svg
-from fedkeel.study.report.axis import Axis, fit
-from fedkeel.study.report.svg import Figure, Series
-from fedkeel.study.report.table_text import aim, of_seeds
+from fedkeel.study.report.figure import Axis, Figure, Heat, Lines, Series, fit
+from fedkeel.study.report.table_text import seeds_note, target_text
 from fedkeel.study.results.columns import label_of
 from fedkeel.study.results.numbers import failures
 from fedkeel.wording import value_text
@@ -55,23 +53,20 @@ def _sweep_curve(
         one = _over_axis(mine, [place[repr(row["axes"][axis])] for row in mine if axis in row["axes"]], metric)
         if one.flat and _lost(mine[0], metric):
             one.lost = list(place.values())
-        one.look = methods.index(method)
+        one.style = methods.index(method)
         series += [one] if one.lost or any(y is not None for y in one.y) else []
     x = Axis(axis, -0.3, len(values) - 0.7, names=names) if names else fit(list(place.values()), log, axis)
     label = label_of(metric)
     if metric.endswith("_to_target"):
-        label = label.replace("target", aim(rows[0], rows[0]["targets"][0]))
+        label = label.replace("target", target_text(rows[0], rows[0]["targets"][0]))
     y = fit([z for one in series for z in (*one.y, *one.low, *one.high)], label=label)
     cost = not metric.endswith("accuracy")
     title = f"{y.label.capitalize()} over {axis}"
     if any(one.lost for one in series):
         title += "; crosses: not reached or failed" if cost else "; crosses: failed"
     title += "; rings: not of all seeds" * any(one.ringed for one in series)
-    legend = [(one.name, one.look) for one in series]
-    data = {"x": [x.low, x.high], "y": [y.low, y.high], "log": False, "logx": log, "unit": axis, "names": names}
-    data["series"] = [{"name": one.name, "x": one.x, "y": one.y} for one in series if not one.flat]
-    inline, alone = (svg.lines(series, x, y, alone=z, lost_at=y.high if cost else y.low) for z in (False, True))
-    return Figure(f"sweep-{axis}-{metric}", case, title, inline, alone, legend, data)
+    name, lost_at = f"sweep-{axis}-{metric}", y.high if cost else y.low
+    return Lines(series, x, y, lost_at=lost_at, name=name, case=case, title=title)
 
 
 def _lost(row: Row, metric: str) -> bool:
@@ -81,7 +76,7 @@ def _lost(row: Row, metric: str) -> bool:
 
 def _over_axis(rows: Sequence[Row], at: list[float], metric: str) -> Series:
     """A method's line over an axis; at: places of its rows, none if it does not have the axis."""
-    name = rows[0]["method"] + ("" if at else of_seeds(rows[0]))
+    name = rows[0]["method"] + ("" if at else seeds_note(rows[0]))
     one = Series(name, 0, at or [0.0], [row.get(metric) for row in rows], marks=True, flat=not at)
     spreads = [row.get(f"{metric}_std") or 0.0 for row in rows]
     if any(spreads):
@@ -105,8 +100,10 @@ def _heat_maps(rows: Sequence[Row], case: str, axes: Mapping[str, Sequence[Any]]
         at = {(repr(row["axes"][down]), repr(row["axes"][across])): row for row in rows if row["method"] == method}
         grid = [[at.get((repr(a), repr(b)), {}) for b in acrosses] for a in downs]
         partly = {(j, i) for j, line in enumerate(grid) for i, row in enumerate(line) if row.get("errors")}
-        drawn = charts.heat([[row.get(metric) for row in line] for line in grid], x, y, span, partly)
+        values = [[row.get(metric) for row in line] for line in grid]
         title = f"{label_of(metric).capitalize()} of {method} over {down} and {across}; "
-        title += f"colours from {span[0]:.3g} to {span[1]:.3g}" + "; *: not of all seeds" * ("*" in drawn)
-        found.append(Figure(f"heat-{method}-{metric}", case, title, drawn, drawn))
+        title += f"colours from {span[0]:.3g} to {span[1]:.3g}" + "; *: not of all seeds" * any(
+            values[j][i] is not None for j, i in partly
+        )
+        found.append(Heat(values, x, y, span, partly, name=f"heat-{method}-{metric}", case=case, title=title))
     return found

@@ -17,7 +17,7 @@ MEASURED_AS = ("final_", "least_", "mean_")
 BEYOND = 1e15  # where targets that were missed are sorted: after all that were reached
 
 
-def spread(row: Row, name: str, form: str, scale: float = 1.0) -> str:
+def with_deviation(row: Row, name: str, form: str, scale: float = 1.0) -> str:
     """mean ± deviation of a number, both with as many decimals; '-' if there is none."""
     if row.get(name) is None:
         return "-"
@@ -31,33 +31,33 @@ def spread(row: Row, name: str, form: str, scale: float = 1.0) -> str:
     return f"({shown})e{power}" if exponent else shown
 
 
-def not_reached(rows: Sequence[Row]) -> str:
+def not_reached_note(rows: Sequence[Row]) -> str:
     """What `>` before a number of rounds means."""
     rounds = {row["rounds"] for row in rows}
     return f">{rounds.pop() if len(rounds) == 1 else 'rounds'}: not reached by all seeds (2/3: by two of three)"
 
 
-def missing(row: Row) -> str:
+def failures_text(row: Row) -> str:
     """How many seeds of a row failed or are still to come, in words; '' if none."""
     failed, not_run = failures(row)
     return ", ".join([f"{failed} failed"] * bool(failed) + [f"{not_run} not run"] * bool(not_run))
 
 
-def cells(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
+def screen_row(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
     """A row of the summary; a target that not all seeds reached is `>rounds`, with the share that did."""
-    shown = {"method": row["method"], "final accuracy": spread(row, "final_accuracy", ".3f")}
-    shown["best accuracy"] = spread(row, "best_accuracy", ".3f")
+    shown = {"method": row["method"], "final accuracy": with_deviation(row, "final_accuracy", ".3f")}
+    shown["best accuracy"] = with_deviation(row, "best_accuracy", ".3f")
     for number, target in enumerate(targets):
         name = target_name(number)
-        shown[f"rounds to {aim(row, target)}"] = _until(row, "rounds", name)
-        shown[f"floats to {aim(row, target)}"] = _sent(row, "floats", name)
+        shown[f"rounds to {target_text(row, target)}"] = _until(row, "rounds", name)
+        shown[f"floats to {target_text(row, target)}"] = _sent(row, "floats", name)
     shown["seconds"] = "-" if row["seconds_std"] is None and row["seeds"] == 0 else f"{row['seconds']:.1f}"
     if row["errors"]:
-        shown["method"] += f"\n({missing(row)})"
+        shown["method"] += f"\n({failures_text(row)})"
     return shown
 
 
-def aim(row: Row, target: float) -> str:
+def target_text(row: Row, target: float) -> str:
     """A target of a row, with what it is about where that is not the test accuracy."""
     return f"{target:g}" + " training accuracy" * (row["target_on"] == "train_accuracy")
 
@@ -65,10 +65,10 @@ def aim(row: Row, target: float) -> str:
 def _until(row: Row, kind: str, name: str) -> str:
     """Rounds or a paper's cost until the target, or all that were spent without reaching it."""
     missed = row[f"{kind}_to_{name}"] is None and row["seeds"] > 0
-    return missed_target(row, name, kind) if missed else spread(row, f"{kind}_to_{name}", ".1f")
+    return missed_target_text(row, name, kind) if missed else with_deviation(row, f"{kind}_to_{name}", ".1f")
 
 
-def missed_target(row: Row, name: str, kind: str = "rounds") -> str:
+def missed_target_text(row: Row, name: str, kind: str = "rounds") -> str:
     """What was spent without all seeds reaching the target, and how many did."""
     reached = row[f"reached_{name}"]
     return f">{row[kind]:g}" + (f" ({reached}/{row['seeds']})" if reached else "")
@@ -87,32 +87,32 @@ def _sent(row: Row, kind: str, name: str) -> str:
 def in_paper_units(row: Row, metric: str) -> str:
     """Our number as papers print it: accuracies in percent, costs as they are; and of how many seeds, if not of all."""
     if row["errors"] and not row["seeds"]:
-        return missing(row)
+        return failures_text(row)
     if metric.endswith("accuracy"):
-        told = spread(row, metric, ".2f", 100)
+        told = with_deviation(row, metric, ".2f", 100)
     elif row.get(metric) is None and "_to_" in metric:
         kind, _, name = metric.partition("_to_")
-        told = missed_target(row, name, kind)
+        told = missed_target_text(row, name, kind)
     else:
-        told = spread(row, metric, ".4g" if "norm" in metric or "loss" in metric else ".1f")
-    return told + of_seeds(row)
+        told = with_deviation(row, metric, ".4g" if "norm" in metric or "loss" in metric else ".1f")
+    return told + seeds_note(row)
 
 
-def of_seeds(row: Row) -> str:
+def seeds_note(row: Row) -> str:
     """How many seeds stand behind the numbers of a row, if not all."""
     return f" ({row['seeds']} of {row['seeds'] + len(row['errors'])} seeds)" if row["errors"] else ""
 
 
-def paper_heads(rows: Sequence[Row], paper: Mapping[str, Any]) -> list[str]:
+def paper_column_titles(rows: Sequence[Row], paper: Mapping[str, Any]) -> list[str]:
     """The columns of a paper's numbers; with our target, if they count until one."""
     name, aims = paper["metric"].partition("_to_")[2], {}
     for row in rows:
-        of = {target_name(number): f"to {aim(row, target)}" for number, target in enumerate(row["targets"])}
-        aims[column_of(row, paper)] = of.get(name, "")
+        of = {target_name(number): f"to {target_text(row, target)}" for number, target in enumerate(row["targets"])}
+        aims[paper_column(row, paper)] = of.get(name, "")
     return [", ".join(part for part in (value_text(z), aims.get(z, "")) if part) for z in paper["at"]]
 
 
-def columns_of(results: Mapping[str, Any]) -> list[str]:
+def place_columns(results: Mapping[str, Any]) -> list[str]:
     """Settings that tell the rows of a study apart: the case, if there are several, and the axes."""
     several = len({row["case"] for row in results["rows"]}) > 1
     return (["case"] if several else []) + list(results["axes"])
@@ -124,12 +124,12 @@ def place_of(row: Row, columns: Sequence[str]) -> dict[str, str]:
     return {name: "-" if at.get(name) is None else value_text(at[name], name) for name in columns}
 
 
-def column_of(row: Row, paper: Mapping[str, Any]) -> Any:
+def paper_column(row: Row, paper: Mapping[str, Any]) -> Any:
     """The column of a paper's numbers that a row belongs to, by == (1 is 1.0); None if there is none."""
     return next((z for z in paper["at"] if z in (row["case"], *row["axes"].values()) or z == ""), None)
 
 
-def table_cells(rows: Sequence[Row]) -> list[dict[str, Cell]]:
+def table_rows(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     """All numbers that the report shows: of every row the same columns, in the same order; '-' where it has none."""
     keys = dict.fromkeys(key for row in rows for key, z in row.items() if z is not None)
     finals = [key for key in keys if key.startswith(MEASURED_AS) and key not in ACCURACIES and not key.endswith("_std")]
@@ -137,13 +137,13 @@ def table_cells(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     finals.sort(key=lambda key: COLUMNS.index(key) if key in COLUMNS else len(COLUMNS))
     targets, chosen, lines = sorted({z for row in rows for z in row["targets"]}), any(row["chosen"] for row in rows), []
     for row in rows:
-        found: dict[str, Cell] = {label_of(name): (spread(row, name, ".4f"), row[name]) for name in ACCURACIES}
+        found: dict[str, Cell] = {label_of(name): (with_deviation(row, name, ".4f"), row[name]) for name in ACCURACIES}
         for target in targets:
             found |= _to_target(row, target, keys)
-        found |= {label_of(name): (spread(row, name, ".4g"), row.get(name)) for name in finals}
-        found["seconds"] = spread(row, "seconds", ".1f").partition(" ")[0], row["seconds"]
+        found |= {label_of(name): (with_deviation(row, name, ".4g"), row.get(name)) for name in finals}
+        found["seconds"] = with_deviation(row, "seconds", ".1f").partition(" ")[0], row["seconds"]
         if "memory_mb" in keys:
-            found["memory MB"] = spread(row, "memory_mb", ".0f").partition(" ")[0], row["memory_mb"]
+            found["memory MB"] = with_deviation(row, "memory_mb", ".0f").partition(" ")[0], row["memory_mb"]
         if chosen:
             values = ", ".join(f"{key} {value_text(z, key)}" for key, z in row["chosen"].items())
             found["chosen"] = values or "-", values or None
@@ -154,7 +154,7 @@ def table_cells(rows: Sequence[Row]) -> list[dict[str, Cell]]:
 def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]:
     """What a row needed to get to a target, nothing where that is another case's. keys: of the numbers that the rows of its
     table have."""
-    to, mine = aim(row, target), target in row["targets"]
+    to, mine = target_text(row, target), target in row["targets"]
     name, far = target_name(row["targets"].index(target)) if mine else "", None
     if mine and row[f"rounds_to_{name}"] is None and row["seeds"]:
         far = BEYOND * (2 - row[f"reached_{name}"] / row["seeds"])
@@ -166,18 +166,18 @@ def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]
         known = f"{kind}_to_{name}" in row
         found[f"{label} to {to}"] = (told(row, kind, name), far or row[f"{kind}_to_{name}"]) if known else ("-", None)
     if row["target_on"] != "test_accuracy":
-        found[f"test accuracy at {to}"] = spread(row, f"at_{name}_accuracy", ".4f"), row.get(f"at_{name}_accuracy")
+        found[f"test accuracy at {to}"] = with_deviation(row, f"at_{name}_accuracy", ".4f"), row.get(f"at_{name}_accuracy")
     return found if mine else dict.fromkeys(found, ("", None))
 
 
-def robust_over(one: Row) -> str:
+def robustness_text(one: Row) -> str:
     """Over how much of an axis a method stays within 5 % of its best."""
     if one["decades"] == 0:
         return f"at one value of {one['axis']} only" + ", an end of those that were tried" * one["open"]
     return "over " + "at least " * one["open"] + f"{one['decades']:.2g} decades of {one['axis']}"
 
 
-def printed(text: Any) -> tuple[float, float] | None:
+def paper_number(text: Any) -> tuple[float, float] | None:
     """A paper's number as (mean, deviation); None if it has none."""
     mean, _, deviation = str(text).partition("±")
     try:
@@ -190,7 +190,7 @@ def differs(row: Row, paper: Mapping[str, Any]) -> bool:
     """Is our number apart from the paper's by more than the two deviations together, and, of rounds, than those between two
     evaluations? False where they are not of the same thing."""
     metric = paper["metric"]
-    theirs, ours = printed(row["paper"][metric]), row.get(metric)
+    theirs, ours = paper_number(row["paper"][metric]), row.get(metric)
     if not paper["comparable"]:
         return False
     if theirs and ours is None and "_to_" in metric and row["seeds"]:  # not reached with what was spent
@@ -207,11 +207,11 @@ def as_latex(results: Mapping[str, Any]) -> str:
     blocks = []
     for case in dict.fromkeys(row["case"] for row in results["rows"]):
         rows = [row for row in results["rows"] if row["case"] == case]
-        axes = [name for name in columns_of(results) if name != "case"]
+        axes = [name for name in place_columns(results) if name != "case"]
         lines = []
-        for row, line in zip(rows, table_cells(rows), strict=True):
+        for row, line in zip(rows, table_rows(rows), strict=True):
             shown = {name: text for name, (text, _) in line.items() if name not in ("chosen", "memory MB", "seconds")}
-            lines.append({"method": row["method"] + of_seeds(row), **place_of(row, axes), **shown})
+            lines.append({"method": row["method"] + seeds_note(row), **place_of(row, axes), **shown})
         columns = list(lines[0])
         body = [" & ".join(map(_tex, line.values())) + r" \\" for line in lines]
         head = " & ".join(map(_tex, columns)) + r" \\"

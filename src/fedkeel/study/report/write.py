@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from fedkeel.engine.state import directory
 from fedkeel.files import guarded, read_toml, write_atomically
 from fedkeel.runs.config import SETTINGS, RunConfig, read_settings
 from fedkeel.runs.saved_config import saved_config
-from fedkeel.study.report import svg
+from fedkeel.study.report import paper_figures, svg
+from fedkeel.study.report.figure import Figure
 from fedkeel.study.report.figures import figures
 from fedkeel.study.report.page import page
-from fedkeel.study.report.svg import Figure
 from fedkeel.study.report.table_text import as_latex
 from fedkeel.study.results.collect import ORIGIN, as_csv, collect, read_origin
 from fedkeel.study.results.label_counts import shown_splits
@@ -27,19 +26,16 @@ from fedkeel.study.running.reading import read_study
 from fedkeel.study.study import Study
 from fedkeel.wording import file_name
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
+def report(path: str | Path, formats: Sequence[str] = ()) -> Path:
+    """Writes report.html to the directory of a study or run, and files to its folder `report`. Returns the page's path.
 
-def report(path: str | Path, png: bool = False) -> Path:
-    """Writes report.html to the directory of a study or run, and files to its folder `report`; returns the page's path.
-
-    A study may be under way: what is complete is shown. png: pictures also as PNG, drawn by a Chromium that is installed.
+    A study may be under way: the page shows what is complete.  formats: also draw the figures with matplotlib, for
+    papers; any of pdf, pgf, svg, png. Such an SVG replaces the one that is drawn as on the page.
     """
     path = Path(path)
-    results = results_of(path)
-    if png and browser() is None:
-        raise ValueError(f"png: there is no browser to draw with; install one of {', '.join(BROWSERS)} (SVG needs none)")
-    return write_report(results, path, png)
+    paper_figures.check_formats(formats)
+    return write_report(results_of(path), path, formats)
 
 
 def results_of(path: Path) -> dict[str, Any]:
@@ -90,43 +86,26 @@ def _of_objects(told: Mapping[str, Any]) -> RunConfig:
     return RunConfig(algorithm=method.pop("name"), hyperparameters=method, clients=clients, **known)
 
 
-def write_report(results: Mapping[str, Any], out: Path, png: bool = False) -> Path:
+def write_report(results: Mapping[str, Any], out: Path, formats: Sequence[str] = ()) -> Path:
     drawn, folder = figures(results), out / "report"
     guarded(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
-    names = file_names(drawn)
-    # of another study that had the directory before; and PNG of what this one was, or a browser that fails would not be seen
-    for old in [*(path for path in folder.glob("*.svg") if path.stem not in names), *folder.glob("*.png")]:
-        guarded(old, lambda old=old: old.unlink(missing_ok=True))
-    for name, figure in zip(names, drawn, strict=True):
-        write_atomically(folder / f"{name}.svg", svg.as_file(svg.named(figure.alone, figure.title)).encode())
+    for old in [path for path in folder.iterdir() if path.suffix[1:] in paper_figures.FORMATS]:  # of an earlier study
+        guarded(old, partial(old.unlink, missing_ok=True))
+    for name, figure in zip(file_names(drawn), drawn, strict=True):
+        write_atomically(folder / f"{name}.svg", svg.draw(figure, alone=True).encode())
+        for ending in formats:
+            paper_figures.save(figure, folder / f"{name}.{ending}")
     write_atomically(folder / "table.csv", as_csv(results).encode())
     write_atomically(folder / "table.tex", as_latex(results).encode())
     write_atomically(out / "report.html", page(results, drawn).encode())
-    if png:
-        draw_png(drawn, folder)
     return out / "report.html"
 
 
 def file_names(drawn: Sequence[Figure]) -> list[str]:
-    """A name for every figure; those of methods whose names differ only in signs that files cannot have are numbered."""
+    """A name for every figure. Names that differ only in signs that file names cannot have get numbers."""
     names: list[str] = []
     for figure in drawn:
         name = file_name(f"{figure.case}-{figure.name}" if figure.case else figure.name)
         again = sum(other == name or other.startswith(f"{name}~") for other in names)
         names.append(f"{name}~{again + 1}" if again else name)
     return names
-
-
-def browser() -> str | None:
-    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
-
-
-def draw_png(drawn: Sequence[Figure], folder: Path) -> None:
-    """The figures as PNG, twice as large as they stand in the page."""
-    words = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    for name, figure in zip(file_names(drawn), drawn, strict=True):
-        height = figure.alone.partition('viewBox="0 0 ')[2].partition('"')[0].split()[1]
-        size = [f"--window-size={svg.WIDTH},{height}", "--force-device-scale-factor=2"]
-        told = subprocess.run([*words, *size, f"--screenshot={name}.png", f"{name}.svg"], cwd=folder, capture_output=True)
-        if not (folder / f"{name}.png").exists():
-            raise RuntimeError(f"png: {words[0]} drew nothing: {told.stderr.decode(errors='replace')[-200:]}")

@@ -56,7 +56,8 @@ def count_splits(study: Study, out: Path) -> dict[str, Any]:
         if split.key in known:
             counts[split.key] = known[split.key]
         elif split.key not in counts:
-            with contextlib.suppress(Exception):
+            # The runs may be complete since long, or be made on other machines, so the data may not be here: no figure then.
+            with contextlib.suppress(ValueError, OSError, ImportError):
                 fed = data.of(split.config)
                 if not fed.y.is_floating_point() and fed.y.dim() == 1 and fed.y.max() < MOST:
                     counts[split.key] = label_counts(fed, int(fed.y.max()) + 1)[:MOST].tolist()
