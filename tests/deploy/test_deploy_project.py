@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from fedkeel.cli.app import main
 from fedkeel.deploy import polling
 from fedkeel.deploy.flower_config import from_flower
-from fedkeel.runs.config import RunConfig, read, resolve
+from fedkeel.runs.config import SETTINGS, RunConfig, read, resolve
 from fedkeel.runs.from_config import train as run
 from tests.deploy.flower_grid import HereGrid, context
 
@@ -53,7 +53,7 @@ def flat_config(app: Path) -> dict:
 def test_the_config_survives(finished, tmp_path):
     assert cli("deploy", "init", str(tmp_path / "app"), "--from", str(finished)) == 0
     ours, theirs = resolve(from_flower(flat_config(tmp_path / "app"))), read(finished / "config.toml")
-    different = {key for key in RunConfig.model_fields if getattr(ours, key) != getattr(theirs, key)}
+    different = {key for key in SETTINGS if getattr(ours, key) != getattr(theirs, key)}
     assert different <= {"engine"}, "what is left out must be at its default"
 
 

@@ -411,7 +411,7 @@ def test_the_device_is_honoured() -> None:
     [
         (lambda: train(lr_decay=0.5, rounds=1100), r"lr_decay = 0.5 .* closer to 1 for 1100 rounds"),
         (lambda: train(weights=np.ones(7)), "weights = array.* 'uniform' or 'samples'"),
-        (lambda: train(batch_size=0), "batch_size = 0 .* or None for all local data"),
+        (lambda: train(batch_size=0), "batch_size = 0 .* or 'all' for all local data"),
         (lambda: train(local_steps=0), "local_steps = 0 is not allowed"),
         (lambda: train(model=lambda x: x), "model: the function that makes it fails: TypeError"),
         (

@@ -119,7 +119,7 @@ WRONG = {
     "roles in a list": ({"draw": lambda self, rng, ids: {"a": [1.0] * len(ids)}}, "draw returns a = "),
     "a fraction of a step": ({"draw": lambda self, rng, ids: {"K": np.full(len(ids), 1.5)}}, "K = .* whole numbers >= 1"),
     "no step": ({"draw": lambda self, rng, ids: {"K": np.zeros(len(ids), dtype=int)}}, "K = .* whole numbers >= 1"),
-    "private with a record": ({"private": True}, "no record of their own"),
+    "private with a record": ({"private": True}, "must not declare a client record"),
 }  # fmt: skip
 
 

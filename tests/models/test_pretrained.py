@@ -328,7 +328,7 @@ def test_a_folder_on_the_command_line(folders: dict[str, str], tmp_path: Path, c
         (["--model", "hf:BERT", "--lora-layers", "4"], "must be from 1 to the number of blocks, 3"),
         (["--model", "hf:BERT", "--lora-targets", "keys"], "BertForSequenceClassification has dense, key, query, value"),
         (["--model", "hf:BERT", "--length", "41", "--data", "long"], "it must be at most 40"),
-        (["--model", "hf:BERT", "--data", "numbers"], "reads texts, and data 'numbers' are none"),
+        (["--model", "hf:BERT", "--data", "numbers"], "reads texts, but the data 'numbers' are not texts"),
         (["--model", "hf:BERT", "--engine", "vectorized"], "skips the padding"),
     ],
 )

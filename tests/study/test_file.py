@@ -260,7 +260,7 @@ def test_dropped_answers_are_told(tmp_path, fedkeel):
     assert "dropped: fedavg" not in told
     page = (tmp_path / "x" / "report.html").read_text()
     assert "dropped answers</button>" in page
-    assert "Dropped answers: of clients that failed" in page
+    assert "Dropped answers: uploads per run that were lost because a client failed" in page
 
 
 def test_of_gradient_norms_the_least_and_the_mean_are_kept():

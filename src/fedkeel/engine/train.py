@@ -113,7 +113,7 @@ def train(
 
     cohort: the clients of a round: a count, a fraction (float), or the client ids of every round.
     local_steps: mini-batch steps of a client in a round.
-    local_epochs: passes of a client over its data in a round, instead of local_steps.
+    local_epochs: passes of a client over its data in a round. If you give local_steps too, local_steps is used.
     batch_size: samples of a step; "all" or None takes all local data in every step.
     loss: loss(output, target) -> mean over the batch; cross-entropy by default.
     lr_decay: the local learning rate of round t is lr * lr_decay ** t.  clip: largest norm of a corrected direction.
@@ -138,7 +138,7 @@ def train(
         rounds=rounds,
         cohort=cohort,
         local_steps=local_steps,
-        local_epochs=local_epochs,
+        local_epochs=local_epochs if local_steps is None else None,
         batch_size=batch_size,
         weight_decay=weight_decay,
         lr_decay=lr_decay,
