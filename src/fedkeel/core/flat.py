@@ -147,7 +147,7 @@ class FlatModel:
     def read_buffers(self) -> Tensor:
         """A copy of all buffers (normalisation statistics), [b], in float64 so that counts survive."""
         if not self.has_buffers:
-            return torch.zeros(0, dtype=torch.float64)
+            return torch.zeros(0, dtype=torch.float64, device=None if self.device.type == "mps" else self.device)
         now = [*self._own, *(part._buffers[key] for part, key, _ in self._buffers)]
         return torch.cat([b.detach().reshape(-1).double() for b in now])  # type: ignore[union-attr]
 

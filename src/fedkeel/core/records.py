@@ -56,13 +56,24 @@ def form(record: Any) -> Any:
     return [[name, list(z.shape), str(z.dtype)] for name, z in record._asdict().items()]
 
 
-def check_finite(*records: Any, without: Collection[str] = ()) -> None:
-    """Raises NotFinite, with the field's name, if a record holds NaN or infinity. without: fields that are not checked."""
-    for record in records:
-        if record is None:
-            continue
-        for name, z in [(name, z) for name, z in record._asdict().items() if name not in without]:
-            # A finite sum means that all numbers are finite, and is cheaper than a look at each. The sum itself may
-            # overflow, so only the second test is sure.
-            if not math.isfinite(z.sum()) and not bool(torch.isfinite(z).all()):
-                raise NotFinite(f"{name} is not finite")
+def numbers(tensors: Sequence[Tensor]) -> list[float]:
+    """The numbers in tensors with one element each. It waits once for their device, not once for each of them."""
+    if all(z.device.type == "cpu" for z in tensors):
+        return [float(z) for z in tensors]
+    wide = torch.float32 if tensors[0].device.type == "mps" else torch.float64  # MPS has no float64
+    return torch.stack([z.detach().reshape(()).to(wide) for z in tensors]).tolist()  # type: ignore[no-any-return]
+
+
+def check_finite(*records: Any, without: Collection[str] = (), beside: Sequence[Tensor] = ()) -> list[float]:
+    """Raises NotFinite, with the field's name, if a record holds NaN or infinity. without: fields that are not checked.
+
+    beside: tensors with one number each, which are read with the same wait for the device. Returns their numbers.
+    """
+    fields = [(name, z) for one in records if one is not None for name, z in one._asdict().items() if name not in without]
+    # A finite sum means that all numbers are finite, and is cheaper than a look at each. The sum itself may overflow, so
+    # only the second test is sure.
+    read = numbers([*(z.sum() for _, z in fields), *beside])
+    for (name, z), total in zip(fields, read, strict=False):
+        if not math.isfinite(total) and not bool(torch.isfinite(z).all()):
+            raise NotFinite(f"{name} is not finite")
+    return read[len(fields) :]

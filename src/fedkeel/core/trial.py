@@ -40,9 +40,11 @@ class ZeroGrad(Grad):
 class TrialSteps(Steps):
     """One local step whose gradient is zero."""
 
-    def __init__(self, layers: Layers, roles: Sequence[str], dtype: torch.dtype) -> None:
-        self.K, self.t, self.layers, self.dtype = 1, 0, layers, dtype
-        self.drawn = SimpleNamespace(**{role: torch.ones(1, dtype=dtype) for role in roles})
+    def __init__(
+        self, layers: Layers, roles: Sequence[str], dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        self.K, self.t, self.layers, self.dtype, self.device = 1, 0, layers, dtype, device
+        self.drawn = SimpleNamespace(**{role: torch.ones(1, dtype=dtype, device=device) for role in roles})
         self.objective = Objective(model=None, loss=None)  # type: ignore[arg-type]
         self.seeds = lambda: [0]
 
@@ -53,10 +55,10 @@ class TrialSteps(Steps):
         return x.clone()
 
     def zeros(self) -> Tensor:
-        return torch.zeros(sum(self.layers.sizes), dtype=self.dtype)
+        return torch.zeros(sum(self.layers.sizes), dtype=self.dtype, device=self.device)
 
     def random(self, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
-        return draw(*self.generators)
+        return draw(*self.generators).to(self.device)
 
     def full_grad(self, w: Tensor) -> Tensor:
         return torch.zeros_like(w)

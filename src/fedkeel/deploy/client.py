@@ -119,7 +119,7 @@ def _local_work(
     run: PreparedRun, request: TrainRequest, fed: Federation, down: Record, buffers: Tensor, mem: Record | None
 ) -> ClientResult:
     """The same call as in a simulation."""
-    with one_thread():
+    with one_thread(run.objective.model.device):
         work, drawn = run.work_on(fed), json.loads(request.drawn)
         # The only client of its exchange, so its position does not matter.
         task = ClientTask(request.stage, request.round, request.client, request.steps, drawn, position=0)

@@ -26,6 +26,7 @@ from fedkeel.core.torch_private import version
 from fedkeel.core.trial import exchanges_of, trial_upload
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
+from fedkeel.engine.device import at_border, check_device, cuda_numbers, seed_generators, to_device, to_host
 from fedkeel.engine.inputs import model_input
 from fedkeel.engine.state.shared_memory import ALIGN
 from fedkeel.errors import NotFinite
@@ -101,12 +102,6 @@ class RecordStack:
             target[position] = z
 
 
-def stacked(records: list[Any]) -> Any:
-    """S records -> one record of [S, ...]."""
-    fields: list[Tensor] = [torch.stack(z) for z in zip(*records, strict=True)]
-    return type(records[0])(*fields)
-
-
 class PrivateLayers(NamedTuple):
     """The record of a client whose normalisation layers never leave it (FedBN)."""
 
@@ -126,7 +121,7 @@ class ClientResult:
     """What one client made. Its tensors may lie in memory that the next client overwrites."""
 
     up: Any  # the upload
-    mem: Any  # the client's new record
+    mem: Any  # the client's new record, in host memory
     buffers: Tensor  # [b]
     loss: float  # mean over its batches
 
@@ -158,7 +153,8 @@ class ClientWork:
         mem: the client's record.  samples: what `self.samples` yields for this task, if you have fetched that already.
         """
         model = self.objective.model
-        torch.default_generator.manual_seed(seeding.model_seed(self.seed, task.t, task.client))
+        seed_generators(seeding.model_seed(self.seed, task.t, task.client), model.device)
+        down, mem = at_border("sent record", down, model.device), at_border("client record", mem, model.device)
         roles = SimpleNamespace(
             **{name: torch.tensor([value], dtype=model.dtype, device=model.device) for name, value in task.roles.items()}
         )
@@ -175,15 +171,19 @@ class ClientWork:
         for name, z, before in given:
             if version(z) != before:  # the next client would receive the changed values
                 raise ValueError(f"{name} was changed in place, but other clients use it, too; steps.copy makes a copy")
-        if model.private:
-            new = PrivateLayers(model.read_buffers())
-        check_finite(up, new)
         after = model.read_buffers()
+        if model.private:
+            new = PrivateLayers(after)
+        check_device("upload", up, model.device)
+        check_device("new client record", new, model.device)
         # Buffers may be infinite from the start (masks of attention), but a client must not make them so.
-        if model.has_buffers and bool((buffers.to(after.device).isfinite() & ~after.isfinite()).any()):
+        lost = [(to_device(buffers, after.device).isfinite() & ~after.isfinite()).any()] if model.has_buffers else []
+        kept = to_host(new)  # the next line waits for the device, and so for this copy
+        read = check_finite(up, new, beside=[*lost, *steps.losses])
+        if lost and read[0]:
             raise NotFinite("the model's buffers are not finite")
-        loss = math.fsum(map(float, steps.losses)) / len(steps.losses) if steps.losses else math.nan
-        return ClientResult(up, new, after, loss)
+        losses = read[len(lost) :]
+        return ClientResult(up, kept, after, math.fsum(losses) / len(losses) if losses else math.nan)
 
     # Batches ------------------------------------------------------------------------------------------------------
 
@@ -245,12 +245,13 @@ class ClientWork:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Runs with one thread, so that every engine adds in the same order. Restores the caller's random state."""
+def one_thread(*devices: torch.device) -> Iterator[None]:
+    """Runs with one thread, so that every engine adds in the same order. Restores the caller's random state: that of the
+    CPU, and of these devices if they are GPUs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), threadpool_limits(1, user_api="blas"):
+        with torch.random.fork_rng(devices=cuda_numbers(devices)), torch.no_grad(), threadpool_limits(1, user_api="blas"):
             yield
     finally:
         torch.set_num_threads(threads)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedkeel.core.flat import FlatModel
+from fedkeel.core.records import numbers
 from fedkeel.core.steps import Loss
 from fedkeel.data.federation import Prepare
 from fedkeel.engine.inputs import model_input
@@ -56,15 +57,18 @@ def at_a_time(x: Tensor) -> int:
 
 def scores(module: nn.Module, loss: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float | None]:
     """Mean loss, and accuracy if the targets are classes."""
-    total, samples, right, count = 0.0, 0, 0, 0
+    losses, sizes, right, count, total = [], [], [], 0, 0.0
     for x, y in batches:
         output = module(x)
-        total += float(loss(output, y)) * len(y)
-        samples += len(y)
+        losses.append(loss(output, y))
+        sizes.append(len(y))
         if classes(output, y):
-            right += int((output.argmax(-1) == y).sum())
+            right.append((output.argmax(-1) == y).sum())
             count += y.numel()
-    return total / samples, right / count if count else None
+    read = numbers([*losses, *right])  # waits for the device once, after the last batch
+    for mean, size in zip(read, sizes, strict=False):  # `sum` of Python 3.12 would round differently
+        total += mean * size
+    return total / sum(sizes), sum(read[len(losses) :]) / count if count else None
 
 
 def classes(output: Any, target: Tensor) -> bool:

@@ -33,6 +33,7 @@ from fedkeel.core.trial import check_records
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, Uploads, one_thread
+from fedkeel.engine.device import at_border, check_device, check_round, round_on, to_device, to_host, wait_for
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.result import Clients, Run
 from fedkeel.engine.runners.choice import EngineChoice, Runner
@@ -106,7 +107,9 @@ class Trainer:
             raise ValueError(
                 f"{algo.name}: it is private: its clients keep their layers, so init must not declare a client record"
             )
-        self.initial = PrivateLayers(self.buffers) if model.private else initial
+        check_device("init: server record", self.server, model.device)
+        self.initial = to_host(PrivateLayers(self.buffers) if model.private else initial)
+        wait_for(model.device)
         self.directory = None if out is None else RunDirectory(out, resume)
         self.fingerprint = None if out is None else fed.fingerprint()
         self.frozen = None if out is None else model.frozen()
@@ -125,7 +128,7 @@ class Trainer:
             self.directory.begin(self.config, self.history)
         for row in self.history:
             report(row)
-        with one_thread(), contextlib.ExitStack() as stack:
+        with one_thread(*self.engine.devices, self.model.device), contextlib.ExitStack() as stack:
             if self.t < self.settings.rounds:
                 first = self._plan_exchange("client", self.t, self.settings.participants(self.t, self.N))
                 left = self.settings.rounds - self.t
@@ -190,8 +193,11 @@ class Trainer:
         )
         if uploads.faults:
             up, buffers, losses = type(up)(*(z[kept] for z in up)), buffers[kept], losses[kept]
+        up, buffers = at_border("upload", up, self.model.device), to_device(buffers, self.buffers.device)
+        check_round(r, self.model.device)
         try:
             new = getattr(self.algo.at(exchange.t, self.settings.lr_decay), step)(self.server, up, r)
+            check_device("new server record", new, self.model.device)
             if form(new) != form(self.server):
                 raise ValueError(f"the server record has another form than before: {form(new)}, not {form(self.server)}")
             # Fields that the server owns are too large to check in every round; their rows were checked as uploads.
@@ -206,7 +212,7 @@ class Trainer:
                 self.store.discard(slot)
             else:
                 self.store.commit(exchange.ids[position], slot)
-        loss = math.fsum((r.p * losses).tolist())  # exact; a dot product may round differently for another alignment
+        loss = math.fsum((r.p.cpu() * losses).tolist())  # exact; a dot product may round differently for another alignment
         return ExchangeResult(r, self._cost_up(up, r), loss, faults, up, uploads.extra_columns, uploads.cause)
 
     def _check_enough(self, exchange: Exchange, uploads: Uploads, faults: dict[str, str]) -> None:
@@ -245,7 +251,7 @@ class Trainer:
         ids = np.array(exchange.ids)[kept]
         samples = torch.from_numpy(self.fed.sizes[ids]).double()
         uniform = self.settings.weights == "uniform"
-        return Round(
+        facts = Round(
             t=exchange.t,
             N=self.N,
             ids=torch.from_numpy(ids),
@@ -255,6 +261,7 @@ class Trainer:
             drawn=SimpleNamespace(**{name: torch.from_numpy(z).double()[kept] for name, z in exchange.drawn.items()}),
             last=last,
         )
+        return round_on(facts, self.model.device)
 
     def _warm_up(self, runner: Runner) -> None:
         """Runs all clients once, S at a time. A client that fails keeps its initial record; the row of round 0 names it."""
@@ -303,7 +310,7 @@ class Trainer:
         row = self._tested(self.fed.test, self.buffers)
         if self.model.private:  # each client has its own layers: also the mean accuracy over those that took part
             ids = self.settings.participants(t, self.N)
-            layers = [self.store.read(i).values for i in ids if i in self.store]
+            layers = [to_device(self.store.read(i).values, self.model.device) for i in ids if i in self.store]
             rows = [self._tested(self.fed.test, values) for values in layers]
             if rows:  # clients on other machines do not send their layers
                 row["client_accuracy"] = sum(z["test_accuracy"] or 0.0 for z in rows) / len(rows)
@@ -344,7 +351,7 @@ class Trainer:
         if self.t > self.settings.rounds:
             raise ValueError(f"resume: the checkpoint is at round {self.t}, beyond rounds = {self.settings.rounds}")
         self.server = server_from(tensors, self.server, self.model.device)
-        self.buffers = tensors["buffers"]
+        self.buffers = to_device(tensors["buffers"], self.buffers.device)
         self.store.restore(tensors)
         self.warm, self.warmup = True, facts["warmup"]
         if self.engine.name == "auto":
@@ -360,7 +367,7 @@ class Trainer:
         for p, frozen in zip(module.parameters(), self.model.module.parameters(), strict=True):
             p.requires_grad_(frozen.requires_grad)
         out = None if self.directory is None else self.directory.path
-        clients = Clients(self.store, self.N)
+        clients = Clients(self.store, self.N, self.model.device)
         who = (self.engine.name, self.engine.why)
         run = Run(self.server.x.clone(), module, self.server, clients, self.history, self.algo, *who, out)
         if self.directory is not None:

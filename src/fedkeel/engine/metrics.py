@@ -18,6 +18,7 @@ from torch import Tensor
 from fedkeel.core.one_client import OneClient
 from fedkeel.core.round import Round
 from fedkeel.engine.client_work import ClientWork
+from fedkeel.engine.device import to_device
 from fedkeel.engine.evaluation import at_a_time, evaluating, scores
 from fedkeel.engine.metric_names import control_variate
 from fedkeel.engine.state.store import Store
@@ -80,7 +81,7 @@ def tracking(inputs: MetricInputs) -> dict[str, float]:
     error, mean = 0.0, torch.zeros_like(inputs.new.x, dtype=torch.float64)
     sign = -1 if inputs.work.algo.name == "fedpd" else 1  # its dual is the opposite of a gradient
     for client, gradient in _gradients(inputs):
-        c = sign * control_variate(inputs.store.read(client)).double()
+        c = sign * to_device(control_variate(inputs.store.read(client)), inputs.new.x.device).double()
         error += float((c - gradient.double()).square().sum()) / len(inputs.weights)
         mean += float(inputs.weights[client]) * c
     found = {"tracking_error": error}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm
@@ -15,10 +16,11 @@ from fedkeel.engine.state.store import Store
 
 
 class Clients(Mapping[int, Any]):
-    """client -> its record. None for a client that never took part, or if clients of this method keep nothing."""
+    """client -> its record, on the device of the run. None for a client that never took part, or if clients of this method
+    keep nothing."""
 
-    def __init__(self, store: Store, N: int) -> None:
-        self.store, self.N = store, N
+    def __init__(self, store: Store, N: int, device: torch.device) -> None:
+        self.store, self.N, self.device = store, N, device
 
     def __getitem__(self, client: int) -> Any:
         if not 0 <= client < self.N:
@@ -27,7 +29,7 @@ class Clients(Mapping[int, Any]):
             return None
         record = self.store.read(client)
         return type(record)(
-            *(z.clone() for z in record)
+            *(z.to(self.device, copy=True) for z in record)
         )  # a copy: you may change it without harm to the file from which the run can be resumed
 
     def __iter__(self) -> Iterator[int]:

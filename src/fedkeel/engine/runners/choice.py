@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from fedkeel.engine.client_work import ClientWork, Exchange, Uploads
 from fedkeel.engine.machine import cores
 
@@ -36,6 +38,7 @@ class EngineChoice:
     timeout: float | None
     ray: dict[str, str]  # address and device
     remote: Remote | None = None
+    devices: tuple[torch.device, ...] = ()  # several devices of this machine, each of which runs clients
     why: str = ""  # the reason, if the engine was chosen automatically
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ class Sequential:
     def run(self, exchange: Exchange) -> Uploads:
         S, b = len(exchange.ids), len(exchange.buffers)
         stack: RecordStack | None = None
-        uploads = Uploads(None, torch.zeros(S, b, dtype=torch.float64), torch.zeros(S).double(), {}, {})
+        uploads = Uploads(None, exchange.buffers.new_zeros(S, b), torch.zeros(S).double(), {}, {})
         tasks = exchange.tasks()
         for task, samples in zip(tasks, self.work.samples(tasks), strict=True):
             position, mem = task.position, self.store.read(task.client)

@@ -16,7 +16,8 @@ from fedkeel.core.one_client import at_once
 from fedkeel.core.records import check_finite
 from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
 from fedkeel.engine import seeding
-from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads, stacked
+from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
+from fedkeel.engine.device import at_border, check_device, stacked_on, to_device, to_host
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import NotFinite, describe
 
@@ -47,7 +48,8 @@ class Vectorized:
             K = exchange.K[positions[0]]
             ids = [exchange.ids[position] for position in positions]
             drawn = {name: z[positions] for name, z in exchange.drawn.items()}
-            mem = None if self.store.initial is None else stacked([self.store.read(client) for client in ids])
+            records = [] if self.store.initial is None else [self.store.read(client) for client in ids]
+            mem = stacked_on(records, self.work.objective.model.device) if records else None
             try:
                 up, new, losses = self._group(exchange, ids, K, drawn, mem)
             except Exception as error:
@@ -63,11 +65,12 @@ class Vectorized:
             places = [positions[row] for row in rows]
             stack = stack or RecordStack(type(up)(*(z[0] for z in up)), S)
             stack.put(places, up if not bad else type(up)(*(z[rows] for z in up)))
-            uploads.losses[places] = losses[rows].double()
-            if new is not None:
+            kept = to_host(new)
+            uploads.losses[places] = losses[rows].cpu().double()  # waits for the device, and so for the line above
+            if kept is not None:
                 for row, position in zip(rows, places, strict=True):
                     slot = uploads.slots[position] = self.store.stage()
-                    self.store.write(slot, type(new)(*(z[row] for z in new)))
+                    self.store.write(slot, type(kept)(*(z[row] for z in kept)))
         uploads.up = stack.record if stack else None
         return uploads
 
@@ -104,7 +107,11 @@ class Vectorized:
             SimpleNamespace(**roles),
         )
         steps.seeds = lambda: [seeding.method_seed(work.seed, exchange.t, client) for client in ids]
-        up, new = getattr(work.algo.at(exchange.t, work.lr_decay), exchange.stage)(exchange.down, mem, steps)
+        down = at_border("sent record", exchange.down, model.device)
+        check_device("client record", mem, model.device)
+        up, new = getattr(work.algo.at(exchange.t, work.lr_decay), exchange.stage)(down, mem, steps)
+        check_device("upload", up, model.device)
+        check_device("new client record", new, model.device)
         losses = torch.stack(steps.losses).double().mean(0) if steps.losses else torch.full((len(ids),), torch.nan)
         return up, new, losses
 
@@ -141,7 +148,7 @@ class Vectorized:
         return (
             x.view(*index.shape, *x.shape[1:]),
             y.view(*index.shape, *y.shape[1:]),
-            torch.as_tensor(weight, dtype=model.dtype, device=model.device),
+            to_device(torch.as_tensor(weight, dtype=model.dtype), model.device),
         )
 
     def _everything(self, ids: Sequence[int]) -> list[tuple[Tensor, Tensor, Tensor]]:

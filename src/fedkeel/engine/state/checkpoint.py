@@ -31,9 +31,9 @@ FORMAT = "fedkeel-checkpoint-1"
 
 def save_checkpoint(path: Path, t: int, server: Any, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """t: the next round.  tensors: the model's buffers and the index of the store.  facts: all else, kept as JSON."""
-    named = {f"server.{name}": z.detach().cpu().contiguous() for name, z in server._asdict().items()}
+    named = {f"server.{name}": z for name, z in server._asdict().items()} | tensors
     # safetensors refuses tensors that share memory, and an initial record may hold the same zeros twice.
-    named = {name: z.clone() for name, z in (named | tensors).items()}
+    named = {name: z.detach().to("cpu", copy=True).contiguous() for name, z in named.items()}
     metadata = {"format": FORMAT, "round": str(t), "facts": json.dumps(facts, default=_number)}
     write_atomically(path, save(named, metadata))
 
