@@ -61,7 +61,7 @@ def numbers(tensors: Sequence[Tensor]) -> list[float]:
     if all(z.device.type == "cpu" for z in tensors):
         return [float(z) for z in tensors]
     wide = torch.float32 if tensors[0].device.type == "mps" else torch.float64  # MPS has no float64
-    return torch.stack([z.detach().reshape(()).to(wide) for z in tensors]).tolist()  # type: ignore[no-any-return]
+    return torch.stack([z.detach().reshape(()).to(wide) for z in tensors]).tolist()
 
 
 def check_finite(*records: Any, without: Collection[str] = (), beside: Sequence[Tensor] = ()) -> list[float]:

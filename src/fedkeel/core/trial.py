@@ -40,9 +40,7 @@ class ZeroGrad(Grad):
 class TrialSteps(Steps):
     """One local step whose gradient is zero."""
 
-    def __init__(
-        self, layers: Layers, roles: Sequence[str], dtype: torch.dtype, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, layers: Layers, roles: Sequence[str], dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.K, self.t, self.layers, self.dtype, self.device = 1, 0, layers, dtype, device
         self.drawn = SimpleNamespace(**{role: torch.ones(1, dtype=dtype, device=device) for role in roles})
         self.objective = Objective(model=None, loss=None)  # type: ignore[arg-type]

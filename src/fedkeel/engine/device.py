@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.round import Round
+from fedkeel.errors import describe
 
 # Moving --------------------------------------------------------------------------------------------------------------
 
@@ -108,6 +109,30 @@ def check_round(r: Round, device: torch.device) -> None:
     for name, z in parts.items():
         if z.device != device:
             raise ValueError(f"round: {name} is on {z.device}, but the model is on {device}")
+
+
+# Choosing ------------------------------------------------------------------------------------------------------------
+
+
+def named_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
+    """The devices that `devices=` names; ["all"] means every GPU of this machine."""
+    shown = ",".join(names)
+    if list(names) == ["all"]:
+        names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        if not names:
+            raise ValueError("devices = 'all' is not allowed here: torch finds no GPU")
+    found = []
+    for name in names:
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise ValueError(f"devices = {shown!r} is not allowed: {describe(error)}") from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(
+                f"devices = {shown!r}: torch finds {torch.cuda.device_count()} GPUs here, so there is no {name}"
+            )
+        found.append(device if device.type == "cpu" else torch.device(device.type, device.index or 0))
+    return tuple(found)
 
 
 # Random numbers ------------------------------------------------------------------------------------------------------

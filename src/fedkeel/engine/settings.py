@@ -129,6 +129,13 @@ class Settings:
         example="cpu",
         allowed="'auto', 'cpu', 'cuda' or another device of torch",
     )
+    devices: Sequence[str] = setting(
+        (),
+        "Several GPUs of this machine, each of which runs clients: cuda:0,cuda:1, or all.",
+        group="Engine",
+        example=["cuda:0", "cuda:1"],
+        allowed="a list of devices, or 'all'",
+    )
     workers: int | None = setting(
         None, "Worker processes. By default there is one per core.", group="Engine", example=4, least=1
     )
@@ -192,6 +199,15 @@ class Settings:
         if self.timeout is not None and self.engine in IN_PROCESS and not remote:
             raise ValueError(
                 f"timeout = {self.timeout} is not allowed with engine = {self.engine!r}; it is for 'processes' and 'ray'"
+            )
+        if self.devices and (self.engine != "auto" or self.timeout is not None or remote):
+            raise ValueError(
+                f"devices = {','.join(self.devices)!r} is not allowed with a timeout, with clients on other machines or with "
+                f"an engine of your choice (engine = {self.engine!r}); it is an engine itself"
+            )
+        if self.devices and self.device not in ("auto", self.devices[0]):
+            raise ValueError(
+                f"device = {self.device!r} is not allowed beside devices = {','.join(self.devices)!r}; leave it out"
             )
         if self.ray_address != "local" and self.engine != "ray":
             raise ValueError(
@@ -272,6 +288,11 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(z, str) for z in value):
             raise refuse("metrics", value, allowed(field))
         return list(value)
+    if field.name == "devices":
+        names = value.split(",") if isinstance(value, str) else value
+        if not isinstance(names, Collection) or not all(isinstance(z, str) and z for z in names):
+            raise refuse("devices", value, allowed(field))
+        return list(names)
     if field.name == "device":  # torch itself says whether there is such a device
         if isinstance(value, bool) or not (
             value is None or isinstance(value, str | int) or type(value).__name__ == "device"

@@ -17,6 +17,7 @@ from fedkeel.core.registry import make
 from fedkeel.data.federation import Federation
 from fedkeel.engine.allocator import keep_freed_memory
 from fedkeel.engine.compatibility import check_fit
+from fedkeel.engine.device import named_devices
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
 from fedkeel.engine.result import Run
@@ -28,10 +29,15 @@ Progress = bool | Callable[[dict[str, Any]], None]  # a bar on the screen, or a 
 
 
 def seeded(make_model: Callable[[], Any], seed: int) -> Any:
-    """What the function returns if it starts from this seed. The global generator of torch stays as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make_model()
+    """What the function returns if it starts from this seed. The global generators of torch stay as they were."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            torch.manual_seed(seed)
+            return make_model()
+    finally:
+        if not gpus:  # torch seeds GPUs when they are first used, by the seed that it was given last
+            torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 def make_flat(
@@ -93,6 +99,7 @@ def train(
     seed: int = Settings.seed,
     engine: str = Settings.engine,
     device: str = Settings.device,
+    devices: Sequence[str] | str = Settings.devices,
     dtype: torch.dtype | None = None,
     out: str | Path | None = None,
     progress: Progress = True,
@@ -119,6 +126,7 @@ def train(
     lr_decay: the local learning rate of round t is lr * lr_decay ** t.  clip: largest norm of a corrected direction.
     weights: "uniform", or "samples" to weigh clients by their number of samples.
     engine: auto, sequential, vectorized, compiled, processes or ray; see docs/engines.md.
+    devices: several GPUs of this machine, each of which runs clients: ["cuda:0", "cuda:1"], or "all"; see docs/gpu.md.
     out: a directory for config, metrics, checkpoint and model.  resume: go on from the checkpoint there, if any.
     progress: a bar on the screen, or a function that is called with every row of the history.
     min_clients: a round in which fewer clients answer without a fault stops the run.
@@ -149,6 +157,7 @@ def train(
         metrics=metrics,
         engine=engine,
         device=device,
+        devices=devices,
         workers=workers,
         timeout=timeout,
         ray_address=ray_address,
@@ -187,14 +196,16 @@ def train_checked(
     if torch.is_inference_mode_enabled():
         raise ValueError("train: inside torch.inference_mode() nothing can be trained; call it outside")
     keep_freed_memory()
-    flat = make_flat(model, settings.seed, settings.device, dtype, private=algo.facts.private)
+    devices = named_devices(settings.devices)
+    device = str(devices[0]) if devices else settings.device
+    flat = make_flat(model, settings.seed, device, dtype, private=algo.facts.private)
     check_inside(flat.module, algo.facts.needs, algo.name)
     if remote is None:
         check_fit(flat, fed, (fed.x, fed.y), loss)
     if fed.test is not None:
         check_fit(flat, fed, fed.test, loss, where="test: ")
     ray = {"address": settings.ray_address, "device": settings.device}
-    runner = EngineChoice(settings.engine, settings.workers, settings.timeout, ray, remote)
+    runner = EngineChoice(settings.engine, settings.workers, settings.timeout, ray, remote, devices)
     goal = objective(flat, loss, settings.weight_decay, settings.clip)
     folder = Path(out) if out else None
     trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, resume, store, config, settings.metrics)

@@ -18,7 +18,14 @@ from fedkeel.wording import value_text
 File = dict[str, Any]
 WORDS = [name for name, about in SETTINGS.items() if isinstance(about.default, str)]  # settings whose values are names
 
-SAME_TASK = ("seeds", "seed", "evaluate_every", "metrics", "device")  # A change of these does not make another task.
+SAME_TASK = (
+    "seeds",
+    "seed",
+    "evaluate_every",
+    "metrics",
+    "device",
+    "devices",
+)  # A change of these does not make another task.
 
 
 def refuse_swept(file: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

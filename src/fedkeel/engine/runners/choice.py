@@ -52,6 +52,13 @@ class EngineChoice:
         """
         if self.remote is not None:
             return self.remote.begin(work, initial)
+        if self.devices:
+            from fedkeel.engine.runners.devices import Devices
+
+            self.name, self.why = "devices", ", ".join(map(str, self.devices))
+            return Devices(work, store, self.devices)
+        if self.name == "devices":  # the run began with several devices, and goes on with one; the bits are the same
+            self.name, self.why = "sequential", "the run began on several devices"
         if self.name == "auto" and self.timeout is not None:
             self.name, self.why = "processes", "a time limit needs worker processes"
         if self.name == "auto":

@@ -62,13 +62,16 @@ def connect(address: str, cpus: int | None = None) -> Callable[[], None]:
 
 
 def resources(S: int, workers: int | None, device: str) -> tuple[int, dict[str, Any]]:
-    """The number of workers, and what each needs from Ray: a core, and an equal part of the GPUs if there are any."""
+    """The number of workers, and what each needs from Ray: a core, and a GPU if there are any. If there are more workers than
+    GPUs, equally many share one."""
     total = ray.cluster_resources()
     cpus, gpus = int(total.get("CPU", 0)), 0 if device == "cpu" else int(total.get("GPU", 0))
     if cpus < 1:
         raise ValueError("engine: 'ray': the cluster has no CPU for a worker")
+    if not gpus and torch.device("cpu" if device == "auto" else device).type == "cuda":
+        raise ValueError(f"device = {device!r} is not allowed with engine = 'ray' here: the cluster has no GPU")
     count = min(workers or gpus or cpus, cpus, S)
-    return count, {"num_cpus": 1, "num_gpus": min(1.0, gpus / count)}
+    return count, {"num_cpus": 1, "num_gpus": 1 / -(-count // gpus) if gpus else 0}
 
 
 @dataclass
@@ -97,6 +100,7 @@ class Ray:
         self, work: ClientWork, store: Store, S: int, workers: int | None, timeout: float | None, address: str, device: str
     ) -> None:
         self.work, self.store, self.timeout = work, store, timeout
+        # In host memory, where the bytes of the answers are copied to. The loop moves the uploads to the device.
         self.stacks = {stage: RecordStack(like, S).record for stage, like in work.upload_templates().items()}
         setup, data = pack(work, store.initial)  # first, so that what cannot be sent is an error before a cluster starts
         self.disconnect = connect(address, workers)
@@ -119,7 +123,7 @@ class Ray:
         return Worker(actor, deque([(actor.start.remote(*self.setup), [])]), since=time.monotonic())
 
     def run(self, exchange: Exchange) -> Uploads:
-        S, device = len(exchange.ids), self.work.objective.model.device
+        S = len(exchange.ids)
         stack = self.stacks[exchange.stage]
         up = type(stack)(*(z[:S] for z in stack))
         losses, buffers = torch.zeros(S, dtype=torch.float64), torch.zeros(S, len(exchange.buffers), dtype=torch.float64)
@@ -131,7 +135,6 @@ class Ray:
                     if worker.node and now.waiting and len(worker.calls) == held:
                         self._send(worker, now.waiting.popleft(), now)
             self._step(now)
-        now.uploads.up = type(up)(*(z.to(device) for z in up))
         return now.uploads
 
     def _calls(self, exchange: Exchange) -> list[list[int]]:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import down_record
 from fedkeel.data.federation import Federation
 from fedkeel.engine.allocator import keep_freed_memory
 from fedkeel.engine.client_work import ClientTask, ClientWork, RecordStack, Samples
+from fedkeel.engine.device import record_to, to_device
 from fedkeel.errors import describe
 
 
@@ -37,7 +38,7 @@ def tensor_of(data: np.ndarray, like: Tensor) -> Tensor:
     """A tensor like `like` with these bytes. torch allocates it: BLAS may round differently for another alignment."""
     z = torch.empty(like.shape, dtype=like.dtype)
     as_bytes(z)[:] = data
-    return z.to(like.device)
+    return to_device(z, like.device)
 
 
 def record_of(data: list[np.ndarray], like: Any) -> Any:
@@ -58,7 +59,9 @@ def pack(work: ClientWork, initial: Any) -> tuple[bytes, dict[str, Any]]:
     parts["fed"] = {name: z for name, z in fed.items() if name not in data}
     parts["objective"] = dataclasses.replace(work.objective, model=None)  # type: ignore[arg-type]
     module = copy.deepcopy(work.objective.model.module).cpu()  # a copy's parameters are no views of the flat vector
-    try:
+    if isinstance(loss := work.objective.loss, nn.Module):
+        parts["objective"].loss = copy.deepcopy(loss).cpu()
+    try:  # `initial` is in host memory, as all that the store holds; a node without a GPU could not read anything else
         return cloudpickle.dumps((parts, module, initial)), data
     except Exception as error:
         what = "model, loss or data hold something that cannot be sent to its workers"
@@ -74,8 +77,8 @@ def unpack(setup: bytes, data: dict[str, Any], device: str) -> tuple[ClientWork,
         parts["fed"][name] = z if isinstance(z, np.ndarray) else _shared(*z)
     parts["fed"] = Federation(**parts["fed"])
     parts["objective"].model = FlatModel(module.to(device), parts["algo"].facts.private)
-    if initial is not None:
-        initial = type(initial)(*(z.to(device) for z in initial))
+    if isinstance(loss := parts["objective"].loss, nn.Module):
+        parts["objective"].loss = loss.to(device)
     return ClientWork(**parts), initial
 
 
@@ -126,7 +129,9 @@ class Actor:
         self.work, self.initial = unpack(setup, data, device)
         model = self.work.objective.model
         self.down = down_record(self.work.algo, self.work.algo.init(model.vector())[0])
-        self.uploads, self.buffers = self.work.upload_templates(), model.read_buffers()
+        templates = self.work.upload_templates()
+        self.uploads = {stage: record_to(like, model.device) for stage, like in templates.items()}
+        self.buffers = model.read_buffers()
         return here.get_node_id()
 
     @torch.no_grad()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import torch
 
-from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
+from fedkeel.engine.client_work import ClientResult, ClientTask, ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import describe
 
@@ -17,11 +20,10 @@ class Sequential:
         S, b = len(exchange.ids), len(exchange.buffers)
         stack: RecordStack | None = None
         uploads = Uploads(None, exchange.buffers.new_zeros(S, b), torch.zeros(S).double(), {}, {})
-        tasks = exchange.tasks()
-        for task, samples in zip(tasks, self.work.samples(tasks), strict=True):
-            position, mem = task.position, self.store.read(task.client)
+        for task, run_client in self._calls(exchange):
+            position = task.position
             try:
-                result = self.work.run_client(task, exchange.down, exchange.buffers, mem, samples)
+                result = run_client()
                 stack = stack or RecordStack(result.up, S)
                 stack.put(position, result.up)
             except Exception as error:  # whatever a client's code raises is that client's fault
@@ -35,6 +37,13 @@ class Sequential:
                 self.store.write(slot, result.mem)
         uploads.up = stack.record if stack else None
         return uploads
+
+    def _calls(self, exchange: Exchange) -> Iterator[tuple[ClientTask, Callable[[], ClientResult]]]:
+        """Every task, and a function that returns its result or raises."""
+        tasks = exchange.tasks()
+        for task, samples in zip(tasks, self.work.samples(tasks), strict=True):
+            mem = self.store.read(task.client)
+            yield task, partial(self.work.run_client, task, exchange.down, exchange.buffers, mem, samples)
 
     def close(self) -> None:
         pass
