@@ -202,8 +202,8 @@ class Settings:
             )
         if self.devices and (self.engine != "auto" or self.timeout is not None or remote):
             raise ValueError(
-                f"devices = {','.join(self.devices)!r} is not allowed with a timeout, with clients on other machines or with "
-                f"an engine of your choice (engine = {self.engine!r}); it is an engine itself"
+                f"devices = {','.join(self.devices)!r} is not allowed with engine = {self.engine!r}, with a timeout or with "
+                "clients on other machines; it is an engine itself"
             )
         if self.devices and self.device not in ("auto", self.devices[0]):
             raise ValueError(

@@ -1,12 +1,12 @@
 """Runs the clients on several devices of this machine at once, usually GPUs.
 
-Every device has a copy of the model and runs one client at a time. One thread of this process drives each device. Threads are
-enough, because torch releases Python's lock while it computes. Forked processes would not work: a process that has used a GPU
-cannot hand it on to its children. Each GPU has its own generator of random numbers, so dropout draws the same numbers as with
-one GPU.
+Every device has a copy of the model and runs one client at a time. One thread of this process drives each device. Threads
+are enough, because torch releases Python's lock while it computes. Forked processes would not work: a process that has used
+a GPU cannot hand it on to its children. Each GPU has its own generator of random numbers, so dropout draws the same numbers
+as with one GPU.
 
-The uploads come to the first device and are used in the order of the clients. So the bits are those of `sequential` on one of
-these devices, as long as the devices are of the same kind.
+The uploads come to the first device and are used in the order of the clients. So the bits are those of `sequential` on one
+of these devices, as long as the devices are of the same kind.
 """
 
 from __future__ import annotations

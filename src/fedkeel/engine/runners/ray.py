@@ -62,8 +62,8 @@ def connect(address: str, cpus: int | None = None) -> Callable[[], None]:
 
 
 def resources(S: int, workers: int | None, device: str) -> tuple[int, dict[str, Any]]:
-    """The number of workers, and what each needs from Ray: a core, and a GPU if there are any. If there are more workers than
-    GPUs, equally many share one."""
+    """The number of workers, and what each needs from Ray: a core, and a GPU if there are any. If there are more workers
+    than GPUs, several share one."""
     total = ray.cluster_resources()
     cpus, gpus = int(total.get("CPU", 0)), 0 if device == "cpu" else int(total.get("GPU", 0))
     if cpus < 1:
