@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 
-.PHONY: demo test test-slow lint check bench map clean
+.PHONY: demo test test-slow test-gpu lint check bench map clean
 
 demo: $(READY)  ## compare seven methods on digits; writes runs/demo/report.html
 	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
@@ -15,6 +15,9 @@ test: $(TESTED)  ## the fast tests
 
 test-slow: $(TESTED)  ## the long ones: kills at random moments, large splits
 	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(TESTED)  ## every method and engine on your GPU, against the CPU (docs/gpu.md); skipped without a GPU
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
 lint: $(TESTED)  ## format, lint, types
 	$(BIN)/ruff format --check .
