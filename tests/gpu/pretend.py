@@ -1,9 +1,9 @@
 """A pretended GPU: a device of torch that computes on the CPU, but refuses what a real GPU refuses.
 
-Every tensor on the device `pretend` wraps a CPU tensor. An operation on it runs on the wrapped tensors. If its tensors lie on
-several devices, the operation raises the error that a GPU would raise. So a whole run of fedkeel on this device shows that
-nothing lies in the wrong place, and that its numbers are those of the CPU. It shows nothing about the speed, the order of
-asynchronous copies or the rounding of a real GPU.
+Every tensor on the device `pretend` wraps a CPU tensor. An operation on it runs on the wrapped tensors. If its tensors lie
+on several devices, the operation raises the error that a GPU would raise. So a whole run of fedkeel on this device shows
+that nothing lies in the wrong place, and that its numbers are those of the CPU. It shows nothing about the speed, the order
+of asynchronous copies or the rounding of a real GPU.
 
 It is built on torch's experimental support for backends written in Python. `install` must be called in a process of its own,
 because the device stays registered.

@@ -1,6 +1,7 @@
 """Runs on the pretended GPU, in a process of their own: `python -m tests.gpu.pretended_runs [--old-fault] [CASE ...]`.
 
-Prints one JSON object: the name of each case -> {"error": text or None, "distance": largest difference to the CPU, relative to the largest number, ...}.
+Prints one JSON object: the name of each case -> {"error": text or None, "distance": the largest difference to the CPU, ...}.
+A difference is relative to the largest number of its tensor, or to 1 if that is larger.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from tests.tasks import digits_fed, full_only, small_net
 
 FED = digits_fed(4, concentration=10.0)  # nobody has a last batch of one sample, which BatchNorm refuses
 
+SMALL = small_net(8)
+
 
 def dense_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
@@ -37,7 +40,7 @@ def dropout_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 10))
 
 
-def train(name: str = "scaffold", model: Callable[[], nn.Module] = small_net(8), **kw: Any) -> fk.Run:
+def train(name: str = "scaffold", model: Callable[[], nn.Module] = SMALL, **kw: Any) -> fk.Run:
     """Two rounds; in the second one, some clients have a record in the store and another one is new."""
     cohort: Any = 4 if full_only(name) else [[0, 1, 2], [1, 2, 3], [0, 1, 3]]
     settings: dict[str, Any] = {

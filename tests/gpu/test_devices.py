@@ -1,4 +1,4 @@
-"""Several devices of one machine (`devices=`), with the CPU in place of GPUs, and what Ray's workers get of a cluster's GPUs."""
+"""Several devices of one machine (`devices=`), with the CPU in place of GPUs, and how Ray's workers share GPUs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from tests.tasks import digits_fed, full_only, same_record, small_net
 
 FED = digits_fed(5, concentration=10.0)
 BOTH = ["cpu", "cpu"]
+SMALL = small_net(8)
 
 
 def norm_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
 
 
-def train(name: str = "scaffold", model: Any = small_net(8), fed: fk.Federation = FED, **kw: Any) -> fk.Run:
+def train(name: str = "scaffold", model: Any = SMALL, fed: fk.Federation = FED, **kw: Any) -> fk.Run:
     settings = {"rounds": 2, "cohort": 5 if full_only(name) else 4, "local_steps": 2, "batch_size": 8, "evaluate_every": 0}
     return fk.train(model, fed, name, progress=False, **{**settings, **kw})
 

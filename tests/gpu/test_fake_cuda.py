@@ -1,8 +1,8 @@
 """The hooks of every method on devices that do not exist here: fake tensors that say that they lie on cuda, and `meta`.
 
-Client memory is what the store gives, tensors in host memory, after it has passed the border of engine/device.py. Neither kind
-of tensor has numbers. So a hook that reads numbers, as the quadratic program of GradMA does, is only followed to that place;
-tests/gpu/test_pretended_gpu.py follows it to the end.
+Client memory is what the store gives, tensors in host memory, after it has passed the border of engine/device.py. Neither
+kind of tensor has numbers. So a hook that reads numbers, as the quadratic program of GradMA does, is only followed to that
+place; tests/gpu/test_pretended_gpu.py follows it to the end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every method and every engine on a real GPU, against the CPU: `make test-gpu`. Skipped on a machine without CUDA.
 
-The tolerance: after two rounds, no number of any record differs from the CPU's by more than TOLERANCE times the largest number
-of its tensor (but at least 1). All runs are in float64, where sums in another order differ by about 1e-15, so that a wrong
-number is not taken for rounding. Runs in float32 have the tolerance FLOAT32.
+The tolerance: after two rounds, no number of any record differs from the CPU's by more than TOLERANCE times the largest
+number of its tensor, or times 1 if that is larger. All runs are in float64, where sums in another order differ by about
+1e-15, so that a wrong number is not taken for rounding. Runs in float32 have the tolerance FLOAT32.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 import fedkeel as fk
 from fedkeel.engine.runners.vectorized import cannot_vectorize
-from tests.gpu.pretended_runs import dense_net, dropout_net, norm_net
-from tests.tasks import digits_fed, full_only, small_net
+from tests.gpu.pretended_runs import SMALL, dense_net, dropout_net, norm_net
+from tests.tasks import digits_fed, full_only
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +28,7 @@ FED = digits_fed(6, concentration=10.0)
 every = pytest.mark.parametrize("name", fk.algorithms())
 
 
-def train(name: str = "scaffold", model: Any = small_net(8), **kw: Any) -> fk.Run:
+def train(name: str = "scaffold", model: Any = SMALL, **kw: Any) -> fk.Run:
     cohort: Any = 6 if full_only(name) else [[0, 1, 2, 3], [2, 3, 4, 5], [0, 2, 4, 5]]
     settings: dict[str, Any] = {"rounds": 2, "cohort": cohort, "local_steps": 3, "batch_size": 16, "evaluate_every": 0}
     settings |= {"engine": "sequential", "dtype": torch.float64, **kw}
