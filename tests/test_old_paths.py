@@ -21,6 +21,11 @@ def test_an_old_path_leads_to_the_new_place(module: str, name: str, place: str) 
     assert found is getattr(importlib.import_module(where), new)
 
 
+@pytest.mark.parametrize("name", ["algorithms", "defaults", "lookup", "make", "nearest"])
+def test_names_that_are_still_in_their_module(name: str) -> None:
+    assert callable(getattr(importlib.import_module("fedkeel.core.algorithm"), name))
+
+
 def test_other_names_are_unknown() -> None:
     for module in ("fedkeel.engine.run", "fedkeel.runs", "fedkeel.core.algorithm"):
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

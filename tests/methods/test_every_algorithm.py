@@ -13,11 +13,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.core.algorithm import STEPS, Algorithm, Plan, algorithm, received
+from fedkeel.core.algorithm import STEPS, Algorithm, Plan, algorithm, algorithms, lookup, received
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import down_record
-from fedkeel.core.registry import algorithms, lookup
-from fedkeel.core.trial import trial_upload
+from fedkeel.core.records import down_record, trial_upload
 from fedkeel.engine.client_work import ClientTask, ClientWork
 from fedkeel.engine.metric_names import check_metrics
 from fedkeel.engine.settings import Settings

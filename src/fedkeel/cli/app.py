@@ -237,7 +237,7 @@ def deploy_picture(
     name: Annotated[str, typer.Argument(metavar="METHOD", help="A method. [dim]E.g. scaffold[/dim]")],
 ) -> None:
     """Print a drawing (SVG) of who keeps what and what travels when a method is deployed."""
-    from fedkeel.core.registry import make
+    from fedkeel.core.algorithm import make
     from fedkeel.deploy.picture import drawing
 
     typer.echo(drawing(make(name)), nl=False)

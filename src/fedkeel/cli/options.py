@@ -108,7 +108,7 @@ def merged(study: Mapping[str, Any], settings: Mapping[str, Any], extra: Iterabl
     """A study file's settings, changed by those of the command line; extra: hyper-parameters given there."""
     import dataclasses
 
-    from fedkeel.core.registry import lookup
+    from fedkeel.core.algorithm import lookup
     from fedkeel.runs.config import RunConfig
 
     config = RunConfig(**study).changed(**settings)

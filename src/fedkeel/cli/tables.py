@@ -68,8 +68,7 @@ def costs(kind: type[Algorithm]) -> dict[str, str]:
 
     from fedkeel.core.algorithm import Plan
     from fedkeel.core.flat import Layers
-    from fedkeel.core.records import down_record, floats
-    from fedkeel.core.trial import trial_upload
+    from fedkeel.core.records import down_record, floats, trial_upload
 
     layers, d = Layers([6000, 4000]), 10000
     algo = kind().plan(Plan(N=10, S=10, K=10, T=100))
@@ -85,7 +84,7 @@ def costs(kind: type[Algorithm]) -> dict[str, str]:
 
 def algorithm_table() -> None:
     """All methods; a narrow terminal shows fewer columns instead of broken ones."""
-    from fedkeel.core.registry import algorithms, lookup
+    from fedkeel.core.algorithm import algorithms, lookup
 
     screen = console()
     wide = screen.width >= WIDE
@@ -115,8 +114,8 @@ def algorithm_page(name: str) -> None:
     """Everything about one method that a user needs to choose and set it."""
     import dataclasses
 
+    from fedkeel.core.algorithm import lookup
     from fedkeel.core.hyperparameters import allowed
-    from fedkeel.core.registry import lookup
 
     kind = lookup(name)
     screen, facts, cost = console(), kind.facts, costs(kind)

@@ -19,11 +19,9 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.one_client import OneClient, Workspace
-from fedkeel.core.records import check_finite
-from fedkeel.core.steps import Objective
+from fedkeel.core.records import check_finite, exchanges_of, trial_upload
+from fedkeel.core.steps import Objective, OneClient, Workspace
 from fedkeel.core.torch_private import version
-from fedkeel.core.trial import exchanges_of, trial_upload
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.inputs import model_input

@@ -23,13 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import STEPS, Algorithm, Plan
+from fedkeel.core.algorithm import STEPS, Algorithm, Plan, defaults
 from fedkeel.core.flat import FlatModel
-from fedkeel.core.records import check_finite, down_record, floats, form
-from fedkeel.core.registry import defaults
+from fedkeel.core.records import check_finite, check_records, down_record, floats, form
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
-from fedkeel.core.trial import check_records
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, Uploads, one_thread

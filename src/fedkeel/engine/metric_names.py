@@ -12,7 +12,7 @@ import torch
 
 from fedkeel.core.algorithm import Algorithm, Plan
 from fedkeel.core.flat import Layers
-from fedkeel.core.trial import trial_upload
+from fedkeel.core.records import trial_upload
 from fedkeel.errors import nearest, refuse
 
 METRIC_NAMES = ("train", "gradient_norm", "consistency", "drift", "tracking", "qp")

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.one_client import OneClient
 from fedkeel.core.round import Round
+from fedkeel.core.steps import OneClient
 from fedkeel.engine.client_work import ClientWork
 from fedkeel.engine.evaluation import at_a_time, evaluating, scores
 from fedkeel.engine.metric_names import control_variate

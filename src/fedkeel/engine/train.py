@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.core.features import check_inside
 from fedkeel.core.flat import FlatModel, copy_of
-from fedkeel.core.registry import make
 from fedkeel.data.federation import Federation
 from fedkeel.engine.allocator import keep_freed_memory
 from fedkeel.engine.compatibility import check_fit

@@ -247,8 +247,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     if config.method is not None:
         return config
-    from fedkeel.core.algorithm import Plan
-    from fedkeel.core.registry import make
+    from fedkeel.core.algorithm import Plan, make
 
     algo = make(config.algorithm, **config.hyperparameters)
     config.check_with(algo, config.clients)

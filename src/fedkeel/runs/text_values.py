@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, get_type_hints
 
+from fedkeel.core.algorithm import lookup
 from fedkeel.core.hyperparameters import allowed
-from fedkeel.core.registry import lookup
 
 
 def literal(text: str) -> Any:
