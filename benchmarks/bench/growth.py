@@ -58,7 +58,7 @@ def server_step(method: str, d: int, S: int, m: int) -> Row:
     from fedkeel.core.flat import Layers
     from fedkeel.core.records import trial_upload
     from fedkeel.core.round import Round
-    from fedkeel.engine.allocator import keep_freed_memory
+    from fedkeel.engine.machine import keep_freed_memory
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)

@@ -17,7 +17,7 @@ import growth
 import start
 import table
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from workloads import ROOT, WORKLOADS
 
 import methods
@@ -78,7 +78,7 @@ def bench(only: str, passes: int | None, with_peers: bool) -> Path:
         with Progress(*columns, TextColumn("{task.fields[now]}"), console=console) as progress:
             task = progress.add_task(f"({section})", total=total, now="")
 
-            def step(now: str) -> None:
+            def step(now: str, task: TaskID = task, section: str = section) -> None:
                 progress.update(task, now=now, advance=1)
                 if not console.is_terminal:  # a log has no bar
                     print(f"{time.strftime('%H:%M:%S')} ({section}) {now}", file=sys.stderr, flush=True)

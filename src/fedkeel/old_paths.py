@@ -1,7 +1,8 @@
 """Import paths of version 0.1.0 still work. Each gives a DeprecationWarning that names the new place.
 
-Modules that are gone: `fedkeel/__init__.py` calls `install`, which adds a finder to the end of Python's import system. Python
-asks it only for modules that it finds nowhere else.
+Modules that are gone: `fedkeel/__init__.py` calls `install`, which adds a finder to the end of Python's import system.
+Python uses it only for modules that it does not find otherwise.
+
 Names that have left a module: the `__getattr__` of that module calls `moved` for a name that it does not have.
 """
 

@@ -74,7 +74,7 @@ def killed_run(out: Path, name: str, kills: int, most: int, share: float, second
         enough = (reached[-1] if reached else 0) + rng.randint(0, most)
         with forked(work) as child:
             assert until(lambda: children(child.pid))
-            assert until(lambda: rounds() >= enough, seconds=60)
+            assert until(lambda enough=enough: rounds() >= enough, seconds=60)
             time.sleep(rng.uniform(0.0, seconds))
             assert child.is_alive(), "too late: the run was over"
             kill(child)  # and go on at once, whatever its workers are doing

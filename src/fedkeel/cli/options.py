@@ -5,16 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from fedkeel.runs.config import SETTINGS
-from fedkeel.runs.text_values import hyperparameters, literal
-
-if TYPE_CHECKING:
-    from fedkeel.runs.config import RunConfig
+from fedkeel.runs.config import SETTINGS, RunConfig, hyperparameters_from, literal
 
 NAMES = [name for name in SETTINGS if name != "hyperparameters"]
 
@@ -109,13 +105,12 @@ def merged(study: Mapping[str, Any], settings: Mapping[str, Any], extra: Iterabl
     import dataclasses
 
     from fedkeel.core.algorithm import lookup
-    from fedkeel.runs.config import RunConfig
 
     config = RunConfig(**study).changed(**settings)
     if not extra:
         return config
     fields = [field.name for field in dataclasses.fields(lookup(config.algorithm))]  # type: ignore[arg-type]
-    given = hyperparameters(config.algorithm, extra)
+    given = hyperparameters_from(config.algorithm, extra)
     for name in given:
         if name not in fields:
             raise unknown(name, (*fields, *NAMES, "out", "fresh"), f"{config.algorithm} has {', '.join(map(flag, fields))}")

@@ -1,4 +1,4 @@
-"""What the command line prints: the result of a run, tables of methods and data sets, a page per method."""
+"""What the command line prints: tables of methods and data sets, a page per method."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
-
-from fedkeel.wording import amount
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,26 +35,6 @@ def table(*columns: str) -> Table:
         right = column.startswith(">")
         made.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold", no_wrap=right)
     return made
-
-
-def run_summary(found: dict[str, Any], out: Path) -> None:
-    """The end of `fedkeel run`: a few lines of what was found, at what cost, and where it lies."""
-    rounds = found["rounds"]
-    if found["final_accuracy"] is None:
-        lines = {"train loss": f"{found['final_train_loss']:.4g}"}
-    else:
-        lines = {"accuracy": f"{found['final_accuracy']:.4f} final, {found['best_accuracy']:.4f} best"}
-    lines["floats"] = (
-        f"{amount(found['up'])} up, {amount(found['down'])} down per participating client "
-        f"({amount(found['up'] / rounds)} up, {amount(found['down'] / rounds)} down a round)"
-    )
-    lines["engine"] = found["engine"] + (f" ({found['engine_reason']})" if found["engine_reason"] else "")
-    if found["dropped"]:
-        lines["dropped"] = f"{found['dropped']} answers of clients; metrics.jsonl says whose and why"
-    lines["files"] = str(out)
-    print(f"{found['algorithm']}: {rounds} rounds in {found['seconds']:.1f} s")
-    for name, line in lines.items():
-        print(f"  {name:<10} {line}")
 
 
 # Methods --------------------------------------------------------------------------------------------------------------
@@ -158,8 +136,9 @@ def _value(value: Any) -> str:
 
 def dataset_table(data_dir: str | None = None) -> None:
     """All data sets and whether they can be had here, without loading any."""
+    from fedkeel.data.catalogue import CATALOGUE
     from fedkeel.data.load import data_folder, digits
-    from fedkeel.data.named_sets import CATALOGUE, locate
+    from fedkeel.data.named_sets import locate
 
     folder, screen = data_folder(data_dir), console()
     wide = screen.width >= WIDE

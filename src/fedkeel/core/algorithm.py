@@ -278,6 +278,8 @@ def _import_all() -> None:
 if not TYPE_CHECKING:  # names of version 0.1.0; a type checker sees only the names above
 
     def __getattr__(name: str) -> Any:
+        if name.startswith("__"):  # Python looks for __path__ at every import
+            raise AttributeError(name)
         from fedkeel.old_paths import moved
 
         return moved(__name__, name)

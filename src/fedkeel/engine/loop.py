@@ -33,16 +33,16 @@ from fedkeel.engine import seeding
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, Uploads, one_thread
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.result import Clients, Run
-from fedkeel.engine.runners.choice import EngineChoice, Runner
+from fedkeel.engine.runners.runner import EngineChoice, Runner
 from fedkeel.engine.settings import Settings
-from fedkeel.engine.state.checkpoint import (
+from fedkeel.engine.state.directory import (
+    RunDirectory,
     check_same,
     load_checkpoint,
     run_identity,
     save_checkpoint,
     server_from,
 )
-from fedkeel.engine.state.directory import RunDirectory
 from fedkeel.engine.state.store import open_store
 from fedkeel.errors import RoundError, describe
 

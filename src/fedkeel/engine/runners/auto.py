@@ -9,8 +9,7 @@ from torch import nn
 
 from fedkeel.engine.client_work import ClientWork, Exchange, Uploads
 from fedkeel.engine.machine import cores
-from fedkeel.engine.runners.choice import Runner
-from fedkeel.engine.runners.sequential import Sequential
+from fedkeel.engine.runners.runner import Runner, Sequential
 from fedkeel.engine.state.store import Store
 
 WORTH_MEASURING = 6.0  # seconds; in shorter runs, a trial of all clients at once, about a second, would not pay
