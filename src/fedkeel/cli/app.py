@@ -1,4 +1,4 @@
-"""The command `fedkeel`. Nothing here imports torch before a command needs it, so that help comes at once."""
+"""The command `fedkeel`. It imports torch only when a command needs it, so that help appears at once."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ Study = Annotated[
 OTHER = "choose another --out, or --fresh to replace it"
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(given: bool) -> None:
+    if given:
         typer.echo(f"fedkeel {fedkeel.__version__}")
         raise typer.Exit()
 
@@ -118,7 +118,7 @@ def resume(
 def _train(
     config: RunConfig, out: Path, fresh: bool, trackers: Mapping[str, str] | None = None, again: str | None = None
 ) -> None:
-    """Runs, continues or shows the run in `out`, whichever it needs.
+    """Starts the run in `out`, goes on with it, or shows it if it is complete.
 
     trackers: tracker -> its place; each gets every row.  again: the command that goes on, if it is not `resume`.
     """
@@ -247,7 +247,7 @@ def show_dataset(
         ),
     ] = None,
 ) -> None:
-    """Split a data set among clients and show how unlike they are: sizes, label entropy, who has which classes."""
+    """Split a data set among clients and show how much they differ: sizes, label entropy, who has which classes."""
     from fedkeel.cli.tables import split_table
     from fedkeel.runs.config import with_split_defaults
     from fedkeel.runs.from_config import federation
@@ -306,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    """An error in words, and the exit code that it deserves."""
+    """The message of an error, and the exit code."""
     if isinstance(error, typer.Abort):
         return "interrupted", 130
     if hasattr(error, "format_message"):  # typer's own: a missing argument, an unknown command

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from fedkeel.core.algorithm import Algorithm
     from fedkeel.data.federation import Federation
 
-PIPE_WIDTH = 180  # nobody looks at the width of a pipe; grep wants whole lines
+PIPE_WIDTH = 180  # columns if the output goes to a pipe or file: long lines are easier to search than wrapped ones
 WIDE = 130  # columns from which the table of methods shows everything
 
 
 def console() -> Console:
-    """Where results go. In a terminal it is as wide as that; COLUMNS overrides."""
+    """Prints results, as wide as the terminal. The environment variable COLUMNS overrides that."""
     free = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if free else PIPE_WIDTH, highlight=False, markup=False)
 
 
 def table(*columns: str) -> Table:
-    """A table with one rule under its heading. A column that begins with '>' is set flush right."""
+    """A table with one rule under its heading. A column whose name begins with '>' is aligned to the right."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
     for column in columns:
         right = column.startswith(">")
@@ -41,7 +41,7 @@ def table(*columns: str) -> Table:
 
 
 def costs(kind: type[Algorithm]) -> dict[str, str]:
-    """What a method keeps and sends, in units of the model's size d: read off its records, as the engine does."""
+    """What a method keeps and sends, in units of the model's size d. Counted from its records, as the engine does."""
     import torch
 
     from fedkeel.core.algorithm import Plan
@@ -61,7 +61,7 @@ def costs(kind: type[Algorithm]) -> dict[str, str]:
 
 
 def algorithm_table() -> None:
-    """All methods; a narrow terminal shows fewer columns instead of broken ones."""
+    """All methods. A narrow terminal shows fewer columns."""
     from fedkeel.core.algorithm import algorithms, lookup
 
     screen = console()
@@ -89,7 +89,7 @@ def algorithm_table() -> None:
 
 
 def algorithm_page(name: str) -> None:
-    """Everything about one method that a user needs to choose and set it."""
+    """What a user needs to know of one method to choose it and to set its hyper-parameters."""
     import dataclasses
 
     from fedkeel.core.algorithm import lookup
@@ -135,7 +135,7 @@ def _value(value: Any) -> str:
 
 
 def dataset_table(data_dir: str | None = None) -> None:
-    """All data sets and whether they can be had here, without loading any."""
+    """All data sets, and whether their files are on this machine. Loads none of them."""
     from fedkeel.data.catalogue import CATALOGUE
     from fedkeel.data.load import data_folder, digits
     from fedkeel.data.named_sets import locate
@@ -157,9 +157,9 @@ def dataset_table(data_dir: str | None = None) -> None:
     for name, about, size, here, where in rows:
         shown.add_row(name, about, *([size, where] if wide else [here]))
     screen.print(shown)
-    told = f"the data directory {folder}" if folder else "no data directory: give --data-dir or set FEDKEEL_DATA"
-    screen.print(f"Looked in {told}." if folder else f"There is {told}.")
-    screen.print("`fedkeel datasets show NAME` splits one among clients and says how unlike they are.")
+    missing = "There is no data directory: give --data-dir or set FEDKEEL_DATA."
+    screen.print(f"Looked in the data directory {folder}." if folder else missing)
+    screen.print("`fedkeel datasets show NAME` splits one among clients and shows how much they differ.")
 
 
 def split_table(fed: Federation, plot: Path | None = None) -> None:
