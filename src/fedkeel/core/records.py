@@ -27,6 +27,7 @@ from fedkeel.errors import NotFinite
 
 if TYPE_CHECKING:
     from fedkeel.core.algorithm import Algorithm
+    from fedkeel.core.round import Round
 
 
 Record = Any  # a NamedTuple of tensors
@@ -47,6 +48,16 @@ def floats(record: Record, without: Sequence[str] = ()) -> int:
     if record is None:
         return 0
     return sum(z.numel() for name, z in record._asdict().items() if name not in without)
+
+
+def mean_floats(algo: Algorithm, up: Record, r: Round) -> float:
+    """The mean number of floats in the uploads of an exchange, [S, ...]. Only clients with the role `tracks` send the fields
+    that the method declares as tracked."""
+    tracked = [name for name in algo.facts.tracked if name in up._fields]
+    size = {name: math.prod(z.shape[1:]) for name, z in up._asdict().items()}
+    extra = sum(size.pop(name) for name in tracked)
+    always = sum(size.values())
+    return always + extra * float(r.drawn.tracks.mean()) if tracked else float(always)
 
 
 def is_record(value: Any) -> bool:

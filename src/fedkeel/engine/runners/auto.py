@@ -7,6 +7,7 @@ import time
 
 from torch import nn
 
+from fedkeel.core.torch_private import CONVOLUTIONS
 from fedkeel.engine.client_work import ClientWork, Exchange, Uploads
 from fedkeel.engine.machine import cores
 from fedkeel.engine.runners.runner import Runner, Sequential
@@ -53,7 +54,7 @@ def choose(work: ClientWork, store: Store, exchange: Exchange, rounds: int, work
 
 def _convolves(module: nn.Module) -> bool:
     """Convolutions are slower for all clients at once, and take memory for all of them."""
-    return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
+    return any(isinstance(part, CONVOLUTIONS) for part in module.modules())
 
 
 def _part(exchange: Exchange, clients: int, steps: int) -> Exchange:
