@@ -38,8 +38,9 @@ class Up(NamedTuple):
 class FedAdagrad(Algorithm):
     """Clients run SGD; the server takes the mean displacement as a gradient and makes an AdaGrad step with it.
 
-    Prefer it to FedAdam for sparse features that few clients have: a coordinate's step only shrinks as far as it has
-    moved. All steps shrink over the rounds, so runs that are long or begin badly do better with FedAdam or FedYogi.
+    Prefer it to FedAdam for sparse features that few clients have: the step of a coordinate shrinks only as far as the
+    coordinate has moved. All steps shrink over the rounds, so long runs and runs that start badly do better with FedAdam
+    or FedYogi.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)

@@ -42,8 +42,8 @@ class Up(NamedTuple):
 class FedAdamAmended(Algorithm):
     """FedCM's clients and FedAdam's server: local steps mix the gradient (alpha) with the last round's mean direction.
 
-    The FedLADA paper uses it to ask whether the amendment helps global adaptivity, too, and finds that it does not; prefer
-    FedAdam, FedCM or FedLADA for use. With alpha = 1 it is FedAdam.
+    The FedLADA paper uses it to test whether the amendment also helps an adaptive server, and finds that it does not. For
+    practical use prefer FedAdam, FedCM or FedLADA. With alpha = 1 it is FedAdam.
 
     Differs from the paper, which only describes it in words: the amendment is the mean local direction dx / (lr K), as in
     FedCM, and not the server's Adam step; beta is the weight of the old value and there is no bias correction.

@@ -22,12 +22,12 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     lam: Tensor  # [d] dual variable
     w: Tensor  # [d] last local model
-    x0: Tensor  # [d] own estimate of the global model
+    x0: Tensor  # [d] this client's estimate of the global model
     talked: Tensor  # [1] 1 if x0 was sent, so that the server's mean replaces it; else 0
 
 
 class Up(NamedTuple):
-    dx0: Tensor  # [d] own estimate minus global model; not sent in rounds that skip it
+    dx0: Tensor  # [d] estimate minus global model; not sent in rounds that skip communication
 
 
 @algorithm(

@@ -40,7 +40,7 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class Scaffnew(Algorithm):
-    """Local SGD corrected by a control variate h_i; after every step a coin with probability p says: communicate.
+    """Local SGD corrected by a control variate h_i. After every step, clients communicate with probability p.
 
     Prefer it when all clients take part and communication is expensive. On strongly convex losses, with
     p = 1 / sqrt(condition number), it needs provably fewer rounds than gradient descent.

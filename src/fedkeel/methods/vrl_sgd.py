@@ -37,7 +37,7 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class VRLSGD(Algorithm):
-    """Every client compares the average it receives with what it had sent; the gap tells its drift and corrects its steps.
+    """Every client compares the average it receives with what it had sent. The gap is its drift, and corrects its steps.
 
     Prefer it to SCAFFOLD when all clients take part in every round: the path is the same, at half the communication. The
     minimiser of the global loss is its fixed point whatever K is.
