@@ -99,7 +99,7 @@ def _corners(C: int) -> tuple[list[tuple[int, int]], np.ndarray]:
 
 @functools.cache
 def _supports(C: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All supports [2^C, C] of 0 and 1. For each, a mask of the entries of a matrix that it keeps, and the identity for the rest."""
+    """All supports [2^C, C] of 0 and 1; for each, which entries of a matrix it keeps, and what replaces the others."""
     supports = np.array(list(itertools.product((0.0, 1.0), repeat=C)))
     return supports, supports[:, :, None] * supports[:, None, :], np.eye(C) * (1 - supports)[:, None, :]
 
