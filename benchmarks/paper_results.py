@@ -197,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sorted(COMMANDS))
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs lie, e.g. --runs /tmp/runs")
-    parser.add_argument("--data-dir", help="folder of the data sets, e.g. --data-dir ../shared/data")
+    parser.add_argument("--data-dir", help="folder of the data sets, e.g. --data-dir ~/data")
     parser.add_argument(
         "--minilm", default="minilm", help="folder of MiniLM, for pt-tab2 (benchmarks/tasks.py tells where from)"
     )

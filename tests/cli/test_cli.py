@@ -33,7 +33,7 @@ def error_of(result, code=2):
 # Help -----------------------------------------------------------------------------------------------------------------
 
 
-def test_help_waits_for_no_heavy_import():
+def test_help_imports_nothing_heavy():
     code = (
         "import sys; from fedkeel.cli.app import main\n"
         "try: main(['--help'])\n"
@@ -55,7 +55,7 @@ def test_every_option_has_help_with_an_example():
             assert re.search(r"e\.g\.", param.help, re.IGNORECASE), f"{command.name}: {param.name}"
 
 
-def test_no_hyperparameter_hides_behind_an_option():
+def test_no_hyperparameter_has_the_name_of_an_option():
     for name in fk.algorithms():
         fields = {field.name for field in dataclasses.fields(fk.algorithm(name))}
         assert not fields & {
@@ -122,7 +122,7 @@ def test_another_config_in_the_same_directory(fedkeel, tmp_path):
     assert "server_lr = 0.5" in (tmp_path / OUT / "config.toml").read_text()
 
 
-def test_ctrl_c_and_going_on(fedkeel, tmp_path, monkeypatch):
+def test_a_run_continues_after_ctrl_c(fedkeel, tmp_path, monkeypatch):
     from fedkeel.engine.loop import Trainer
 
     one_round = Trainer._round
@@ -146,7 +146,7 @@ def test_ctrl_c_and_going_on(fedkeel, tmp_path, monkeypatch):
     ).read_bytes()
 
 
-def test_a_run_that_fails_says_how_to_go_on(fedkeel):
+def test_a_run_that_fails_says_how_to_continue(fedkeel):
     told = error_of(fedkeel("run", *SMALL, "--lr", "1e38", "--rounds", "9"), code=1)
     assert told.startswith("error: fedavg, round ")
     assert told.endswith(f"go on with: fedkeel resume {OUT}")
