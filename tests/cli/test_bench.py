@@ -113,7 +113,7 @@ def test_a_new_section_keeps_the_rows_of_other_sections(module, monkeypatch, tmp
 
 def test_the_clock_answers_each_line_with_that_many_rounds():
     script = "import clock; c = clock.Clock(2); c.tell(threads=1)\nwhile True: print('noise'); c.tick()"
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", script],
         input="3\n2\n",
         capture_output=True,
@@ -121,7 +121,7 @@ def test_the_clock_answers_each_line_with_that_many_rounds():
         cwd=fedkeel.cli.bench.FOLDER,
         check=True,
     )
-    ready, first, second = map(json.loads, told.stdout.splitlines())
+    ready, first, second = map(json.loads, ended.stdout.splitlines())
     assert ready == {"ready": True, "threads": 1}
     assert (len(first["seconds"]), len(second["seconds"])) == (3, 2)
 
