@@ -275,15 +275,15 @@ def test_auto_does_not_choose_sequential_for_long_runs(monkeypatch: pytest.Monke
     """The test does not wait for the end of the run, because the choice is made before the first round."""
 
     def choose_and_stop(*args: Any) -> tuple[str, str]:
-        told.append(choose(*args))
+        choices.append(choose(*args))
         raise InterruptedError
 
-    told: list[tuple[str, str]] = []
+    choices: list[tuple[str, str]] = []
     choose = auto.choose
     monkeypatch.setattr(auto, "choose", choose_and_stop)
     with pytest.raises(InterruptedError):
         train(engine="auto", rounds=100_000, cohort=7)
-    engine, why = told[0]
+    engine, why = choices[0]
     assert engine != "sequential" or auto.cores() == 1, why
     assert re.search(r"vectorized [\d.e+]+ s", why)
     assert ("processes" in why) == (auto.cores() > 1)

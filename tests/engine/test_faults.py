@@ -221,10 +221,10 @@ def test_a_warm_up_in_which_all_clients_fail_ends_soon_and_says_why() -> None:
 
     def broken(output: Tensor, target: Tensor) -> Tensor:
         calls.append(1)
-        raise ArithmeticError("a slip in the loss")
+        raise ArithmeticError("a mistake in the loss")
 
     fed = fk.Federation.from_arrays([(FED[i % N].x, FED[i % N].y) for i in range(60)])
-    with pytest.raises(fk.RoundError, match=r"0 of 10 clients answered.*a slip in the loss") as info:
+    with pytest.raises(fk.RoundError, match=r"0 of 10 clients answered.*a mistake in the loss") as info:
         fk.train(net, fed, "padamfed", rounds=1, cohort=2, loss=broken, engine="sequential", progress=False)
     assert isinstance(info.value.__cause__, ArithmeticError)
     assert len(calls) <= 12

@@ -307,17 +307,17 @@ assert not ray.is_initialized()
 @pytest.mark.parametrize("where", ["local", "joined"])
 def test_a_script_with_lambdas_prints_nothing(free: Any, where: str) -> None:
     address = "local" if where == "local" else free.address
-    told = subprocess.run([sys.executable, "-c", ALONE, address], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+    ended = subprocess.run([sys.executable, "-c", ALONE, address], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert len([node for node in ray.nodes() if node["Alive"]]) == 1  # the cluster that ran before still runs
 
 
 @pytest.mark.slow
 def test_an_address_without_a_cluster() -> None:
     script = "from fedkeel.engine.ray import connect; connect('127.0.0.1:1')"
-    told = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
     error = "ValueError: ray_address = '127.0.0.1:1': no cluster can be used there: ConnectionRefusedError"
-    assert told.stderr.splitlines()[-1].startswith(error)
+    assert ended.stderr.splitlines()[-1].startswith(error)
 
 
 def test_another_cluster_than_the_one_of_this_process(free: Any) -> None:

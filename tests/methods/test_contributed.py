@@ -233,7 +233,7 @@ def test_a_survey_in_every_second_round() -> None:
 
 
 def test_roles_are_those_of_the_survey() -> None:
-    told: dict[str, dict[int, float]] = {}
+    roles: dict[str, dict[int, float]] = {}
 
     def survey(self: Any, down: Any, mem: Any, steps: Any) -> Any:
         if steps.t == 1 and len(steps.everything()[1]) == SIZES[0]:
@@ -242,7 +242,7 @@ def test_roles_are_those_of_the_survey() -> None:
 
     def tell(stage: str) -> Callable[..., Any]:
         def step(self: Any, s: Any, up: Any, r: Any) -> Any:
-            told[stage] = dict(zip(r.ids.tolist(), r.drawn.tracks.tolist(), strict=True))
+            roles[stage] = dict(zip(r.ids.tolist(), r.drawn.tracks.tolist(), strict=True))
             return s
 
         return step
@@ -251,8 +251,8 @@ def test_roles_are_those_of_the_survey() -> None:
     algo = method(WithSurvey, sends="x m", draw=lambda self, rng, ids: {"tracks": pick(rng, len(ids), 2)}, **over)
     for seed in range(3):  # with one seed the same clients might be drawn by chance
         train(algo, seed=seed)
-        assert told["client"] == told["survey"]
-        assert list(told["client"]) == [1, 2, 3]
+        assert roles["client"] == roles["survey"]
+        assert list(roles["client"]) == [1, 2, 3]
 
 
 def test_a_record_with_another_layout_is_not_read(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ def test_a_folder_on_the_command_line(folders: dict[str, str], tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--model", "hf:/nowhere/at/all"], "cannot be loaded; give a folder with config.json"),
         (["--model", "hf:nobody/no-such-model"], "cannot be loaded"),
@@ -333,7 +333,7 @@ def test_a_folder_on_the_command_line(folders: dict[str, str], tmp_path: Path, c
     ],
 )
 def test_errors_are_one_line(
-    folders: dict[str, str], words: list[str], told: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, str], words: list[str], message: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     y = torch.tensor([1, 0] * 4)
     others = {"long": Dataset("long", Texts.from_strings(["good " * 90, "bad"] * 4), y), "numbers": Dataset("numbers", y, y)}
@@ -342,7 +342,7 @@ def test_errors_are_one_line(
     words = [word.replace("BERT", folders["bert"]) for word in words]
     assert fedkeel(*SMALL, "--out", str(tmp_path / "r"), *words) == 2
     lines = capsys.readouterr().err.strip().splitlines()
-    assert told in lines[-1]
+    assert message in lines[-1]
     assert sum(line.startswith("error: ") for line in lines) == 1
 
 

@@ -154,8 +154,8 @@ def test_files_are_utf8_whatever_the_locale(tmp_path):
     code = "import sys; from fedkeel.files import read_toml; print(ascii(read_toml(sys.argv[1])))"
     old = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     words = [sys.executable, "-c", code, str(tmp_path / "study.toml")]
-    told = subprocess.run(words, env=old, capture_output=True, text=True, check=True).stdout
-    assert told.strip() == ascii({"title": "90.5±0.1"})
+    printed = subprocess.run(words, env=old, capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == ascii({"title": "90.5±0.1"})
 
 
 def test_the_directory_says_what_differs(tmp_path):

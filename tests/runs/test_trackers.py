@@ -41,9 +41,9 @@ def test_a_store_that_mlflow_refuses_is_an_error_before_any_run(fedkeel, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(None, [None, 0]), (RuntimeError, [RuntimeError, 1]), (KeyboardInterrupt, ["KILLED", 1])]
+    ("error", "expected"), [(None, [None, 0]), (RuntimeError, [RuntimeError, 1]), (KeyboardInterrupt, ["KILLED", 1])]
 )
-def test_how_a_run_ended(monkeypatch, error, told):
+def test_how_a_run_ended(monkeypatch, error, expected):
     ended = []
 
     @contextlib.contextmanager
@@ -69,7 +69,7 @@ def test_how_a_run_ended(monkeypatch, error, told):
             log({"round": 0, "train_loss": 1.0})
             if error:
                 raise error
-    assert ended == told
+    assert ended == expected
 
 
 def test_a_tracker_learns_that_a_study_was_stopped(tmp_path, monkeypatch):
