@@ -14,7 +14,6 @@ from typer.main import get_command
 
 import fedkeel as fk
 from fedkeel.cli.app import app
-from fedkeel.core.registry import lookup
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -35,7 +34,7 @@ def test_a_command_has_options_that_exist(line: str) -> None:
     while hasattr(command, "commands") and words[0] in command.commands:
         command = command.commands[words.pop(0)]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    hyperparameters = {f"--{field.name}" for name in fk.algorithms() for field in dataclasses.fields(lookup(name))}  # type: ignore[arg-type]
+    hyperparameters = {f"--{field.name}" for name in fk.algorithms() for field in dataclasses.fields(fk.algorithm(name))}
     assert {word for word in words if word.startswith("--")} <= known | hyperparameters
 
 

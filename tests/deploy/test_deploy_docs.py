@@ -78,11 +78,7 @@ def test_the_ten_commands_lead_to_the_bits_of_the_simulation(tmp_path):
             if sign := next((sign for start, sign in STARTED.items() if command.startswith(start)), None):
                 running.append(process)
                 count = 2 if "for i" in command else 1
-                wait_for(
-                    lambda log=log, sign=sign, count=count: log.read_text().count(sign) >= count,
-                    120,
-                    f"{command} does not start:\n{log.read_text()}",
-                )
+                wait_for(lambda: log.read_text().count(sign) >= count, 120, f"{command} does not start:\n{log.read_text()}")
             else:
                 assert process.wait(timeout=900) == 0, f"{command}\n{log.read_text()}"
     finally:
