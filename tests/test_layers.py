@@ -1,4 +1,4 @@
-"""Arrows point down: every module of the package imports only from its own layer and from those below it."""
+"""Imports point down: every module of the package imports only from its own layer and from layers below it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_arrows_point_down(file: Path) -> None:
 
 
 def test_no_layer_is_above_itself() -> None:
-    """The table of this file has no cycle, so that `down` has a meaning."""
+    """The table above has no cycle. Otherwise "below" would have no meaning."""
 
     def below(layer: str, path: tuple[str, ...] = ()) -> None:
         assert layer not in path, f"a cycle: {' -> '.join((*path, layer))}"

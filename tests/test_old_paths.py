@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from fedkeel.old_paths import GONE, MOVED
 PATHS = [
     (module, name, place) for table in (GONE, MOVED) for module, names in table.items() for name, place in names.items()
 ]
+ROOT = Path(__file__).parents[1]
+ROWS = re.findall(r"^\| `(.*)` \| (.*) \|$", (ROOT / "docs/renames.md").read_text().partition("## Modules")[2], re.M)
 
 
 @pytest.mark.parametrize(("module", "name", "place"), PATHS, ids=lambda z: z)
@@ -32,3 +36,17 @@ def test_other_names_are_unknown() -> None:
             importlib.import_module(module).nothing  # noqa: B018
     with pytest.raises(ImportError):
         importlib.import_module("fedkeel.nothing")
+
+
+@pytest.mark.parametrize(("old", "now"), ROWS, ids=lambda z: z)
+def test_the_new_names_of_the_documentation_exist(old: str, now: str) -> None:
+    for name in re.findall(r"`(.*?)`", now):
+        if "/" in name or name.endswith(".py"):
+            assert (ROOT / "src/fedkeel" / name).exists(), name
+        elif now.startswith("the same names in"):
+            module = importlib.import_module(f"fedkeel.{name}")
+            for each in re.findall(r"\w+(?=`|$)", old):
+                assert hasattr(module, each), each
+        else:
+            module_name, _, attribute = name.rpartition(".")
+            assert hasattr(importlib.import_module(f"fedkeel.{module_name}"), attribute), name

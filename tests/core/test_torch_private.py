@@ -1,4 +1,4 @@
-"""The public replacements of what is private in torch: the same bits, but for AMSGrad, whose kernel rounds otherwise."""
+"""Public replacements of torch's private functions give the same bits. Only AMSGrad's kernel rounds differently."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_relu_backward() -> None:
 
 
 @pytest.mark.parametrize("version", [private.public_version, private.private_version])
-def test_a_change_in_place_shows(version: Any) -> None:
+def test_a_change_in_place_is_noticed(version: Any) -> None:
     z = vectors(1)[0]
     before = version(z)
     z.sum()
