@@ -54,6 +54,7 @@ class _OldModule(ModuleType):
 
 for _name in ("config", "core.rules", "data.hub", "data.own", "data.sources", "engine.faults", "engine.run"):
     sys.modules[f"fedkeel.{_name}"] = _OldModule(f"fedkeel.{_name}")
+    sys.modules[f"fedkeel.{_name}"].__file__ = __file__  # `inspect` asks every module for its file
 
 
 def __getattr__(name: str) -> Any:
