@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.engine import device
+from fedkeel.core import device
 from fedkeel.engine.runners import devices
 from tests.gpu.pretend import NAME, install, pretending
 from tests.tasks import digits_fed, full_only, small_net

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.core.device import named_devices
 from fedkeel.core.torch_private import DROPOUTS
-from fedkeel.engine.device import named_devices
 from fedkeel.engine.runners.devices import check_devices
 from tests.tasks import digits_fed, full_only, same_record, small_net
 

@@ -1,6 +1,6 @@
 """The hooks of every method on devices that do not exist here: fake tensors that say that they lie on cuda, and `meta`.
 
-Client memory is what the store gives, tensors in host memory, after it has passed the border of engine/device.py. Neither
+Client memory is what the store gives, tensors in host memory, after it has passed the border of core/device.py. Neither
 kind of tensor has numbers. So a hook that reads numbers, as the quadratic program of GradMA does, is only followed to that
 place; tests/gpu/test_pretended_gpu.py follows it to the end.
 """
@@ -20,14 +20,13 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorDeviceMismatchError
 
 import fedkeel as fk
+from fedkeel.core import device as border
 from fedkeel.core import torch_private
 from fedkeel.core.algorithm import STEPS, Plan
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import down_record
+from fedkeel.core.records import TrialSteps, ZeroGrad, down_record, exchanges_of
 from fedkeel.core.round import Round, weighted_sum
 from fedkeel.core.steps import Grad
-from fedkeel.core.trial import TrialSteps, ZeroGrad, exchanges_of
-from fedkeel.engine import device as border
 
 LAYERS = Layers([6, 3])
 S = 3

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.device import record_to, to_device
 from fedkeel.core.flat import FlatModel, copy_of
 from fedkeel.core.torch_private import DROPOUTS
 from fedkeel.engine.client_work import ClientResult, ClientTask, ClientWork, Exchange
-from fedkeel.engine.device import record_to, to_device
-from fedkeel.engine.runners.sequential import Sequential
+from fedkeel.engine.runners.runner import Sequential
 from fedkeel.engine.state.store import Store
 
 AHEAD = 2  # clients per device that may be finished, or running, before their turn: they hold memory until then

@@ -16,12 +16,12 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
+from fedkeel.core.device import record_to, to_device
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import down_record
 from fedkeel.data.federation import Federation
-from fedkeel.engine.allocator import keep_freed_memory
 from fedkeel.engine.client_work import ClientTask, ClientWork, RecordStack, Samples
-from fedkeel.engine.device import record_to, to_device
+from fedkeel.engine.machine import keep_freed_memory
 from fedkeel.errors import describe
 
 

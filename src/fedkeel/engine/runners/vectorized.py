@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.device import at_border, check_device, stacked_on, to_device, to_host
 from fedkeel.core.many_clients import ManyClients, ManyOracle
-from fedkeel.core.one_client import at_once
 from fedkeel.core.records import check_finite
+from fedkeel.core.steps import at_once
 from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
 from fedkeel.engine import seeding
 from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
-from fedkeel.engine.device import at_border, check_device, stacked_on, to_device, to_host
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import NotFinite, describe
 
