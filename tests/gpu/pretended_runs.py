@@ -43,19 +43,13 @@ def dropout_net() -> nn.Module:
 def train(name: str = "scaffold", model: Callable[[], nn.Module] = SMALL, **kw: Any) -> fk.Run:
     """Two rounds; in the second one, some clients have a record in the store and another one is new."""
     cohort: Any = 4 if full_only(name) else [[0, 1, 2], [1, 2, 3], [0, 1, 3]]
-    settings: dict[str, Any] = {
-        "rounds": 2,
-        "cohort": cohort,
-        "local_steps": 2,
-        "batch_size": 8,
-        "engine": "sequential",
-        **kw,
-    }
-    return fk.train(model, FED, name, progress=False, **{"evaluate_every": 0, **settings})
+    settings: dict[str, Any] = {"rounds": 2, "cohort": cohort, "local_steps": 2, "batch_size": 8, "evaluate_every": 0}
+    settings |= {"engine": "sequential", "dtype": torch.float64, **kw}
+    return fk.train(model, FED, name, progress=False, **settings)
 
 
 def resumed(first: str, then: str) -> fk.Run:
-    """One round on the first device, then another on the second, from the checkpoint."""
+    """Two rounds on the first device, then another on the second, from the checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         train("scaffold", model=norm_net, device=first, out=folder, rounds=2)
         return train("scaffold", model=norm_net, device=then, out=folder, rounds=3, resume=True)
