@@ -22,6 +22,8 @@ from torch import Tensor
 from fedkeel.core.round import Round
 from fedkeel.errors import describe
 
+HOST = torch.device("cpu")
+
 # Moving --------------------------------------------------------------------------------------------------------------
 
 
@@ -35,14 +37,26 @@ def to_device(z: Tensor, device: torch.device) -> Tensor:
 
 
 def record_to(record: Any, device: torch.device) -> Any:
-    """A record whose tensors are on the device; None for None."""
-    return None if record is None else type(record)(*(to_device(z, device) for z in record))
+    """A record whose tensors are on the device: the same one if they are there already. None for None."""
+    if record is None or _all_on(record, device):
+        return record
+    return type(record)(*(to_device(z, device) for z in record))
+
+
+def _all_on(record: Any, device: torch.device) -> bool:
+    # A loop, because `all` takes twice as long, and this runs several times for every client.
+    for z in record:  # noqa: SIM110
+        if z.device != device:
+            return False
+    return True
 
 
 def to_host(record: Any) -> Any:
     """A record whose tensors are in host memory; None for None. The host may not read it before it has waited for the
     device (see above)."""
-    return None if record is None else type(record)(*(_on_host(z) for z in record))
+    if record is None or _all_on(record, HOST):
+        return record
+    return type(record)(*(_on_host(z) for z in record))
 
 
 def _on_host(z: Tensor) -> Tensor:
@@ -91,6 +105,8 @@ def _can_pin(device: torch.device) -> bool:
 
 def at_border(what: str, record: Any, device: torch.device) -> Any:
     """The record on the device, for a method that computes there. what: the record's name for the error message."""
+    if record is None or _all_on(record, device):
+        return record
     moved = record_to(record, device)
     check_device(what, moved, device)
     return moved
@@ -98,7 +114,9 @@ def at_border(what: str, record: Any, device: torch.device) -> Any:
 
 def check_device(what: str, record: Any, device: torch.device) -> None:
     """Raises if a tensor of the record is not on the device. It compares addresses only, so it never waits."""
-    for name, z in () if record is None else zip(record._fields, record, strict=True):
+    if record is None or _all_on(record, device):
+        return
+    for name, z in record._asdict().items():
         if z.device != device:
             raise ValueError(f"{what}: the field {name} is on {z.device}, but the model is on {device}")
 
@@ -141,6 +159,8 @@ def named_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
 def seed_generators(seed: int, device: torch.device) -> None:
     """Seeds what a model on this device draws from (dropout): the CPU's generator and the device's own."""
     torch.default_generator.manual_seed(seed)
+    if device == HOST:
+        return
     if device.type == "cuda" and torch.cuda.is_initialized():
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     elif device.type == "mps":

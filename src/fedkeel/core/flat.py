@@ -96,6 +96,8 @@ class FlatModel:
         # Where the buffers are, and the first tensor of each: a model may replace its buffers by new tensors.
         found = {id(b): (part, key, b) for _, part, key, b in _members(module, "_buffers") if b.numel()}
         self._buffers = list(found.values())
+        wide = torch.float32 if self.device.type == "mps" else torch.float64  # MPS has no float64
+        self._no_buffers = torch.zeros(0, dtype=wide, device=self.device)
         self.bound: Tensor | None = None
         self.bound_views: list[Tensor] = []
         self._recent: list[tuple[Tensor, list[Tensor]]] = []  # methods with several points return to the same few vectors
@@ -157,7 +159,7 @@ class FlatModel:
     def read_buffers(self) -> Tensor:
         """A copy of all buffers (normalisation statistics), [b], in float64 so that counts survive."""
         if not self.has_buffers:
-            return torch.zeros(0, dtype=torch.float64, device=None if self.device.type == "mps" else self.device)
+            return self._no_buffers
         now = [*self._own, *(part._buffers[key] for part, key, _ in self._buffers)]
         return torch.cat([b.detach().reshape(-1).double() for b in now])  # type: ignore[union-attr]
 

@@ -77,7 +77,7 @@ def form(record: Any) -> Any:
 
 def numbers(tensors: Sequence[Tensor]) -> list[float]:
     """The numbers in tensors with one element each. It waits once for their device, not once for each of them."""
-    if all(z.device.type == "cpu" for z in tensors):
+    if not tensors or tensors[0].is_cpu:
         return [float(z) for z in tensors]
     wide = torch.float32 if tensors[0].device.type == "mps" else torch.float64  # MPS has no float64
     return torch.stack([z.detach().reshape(()).to(wide) for z in tensors]).tolist()

@@ -64,7 +64,10 @@ def make_flat(
                 raise ValueError("model: an embedding with max_norm changes its own weights; clip them in forward instead")
             part.sparse = False  # a dense gradient has the same numbers and can be added to others
     # A model in evaluation mode is put into training mode. Single layers in evaluation mode stay in it.
-    return FlatModel(module if module.training else module.train(), private)
+    flat = FlatModel(module if module.training else module.train(), private)
+    if flat.device.type == "mps" and flat.has_buffers:
+        raise ValueError("device = 'mps' cannot train a model with buffers: their mean needs float64; use device='cpu'")
+    return flat
 
 
 def _made(make_model: object, seed: int) -> nn.Module:
