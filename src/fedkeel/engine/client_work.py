@@ -152,9 +152,8 @@ class ClientWork:
         model = self.objective.model
         seed_generators(seeding.model_seed(self.seed, task.t, task.client), model.device)
         down, mem = at_border("sent record", down, model.device), at_border("client record", mem, model.device)
-        roles = SimpleNamespace(
-            **{name: torch.tensor([value], dtype=model.dtype, device=model.device) for name, value in task.roles.items()}
-        )
+        drawn = {name: torch.tensor([value], dtype=model.dtype) for name, value in task.roles.items()}
+        roles = SimpleNamespace(**{name: to_device(z, model.device) for name, z in drawn.items()})
         batches = self._batches(task, samples or next(self.samples([task])))
         steps = OneClient(self.objective, task.t, batches, lambda: self.all_data(task.client), self.workspace, roles)
         steps.seeds = lambda: [seeding.method_seed(self.seed, task.t, task.client)]

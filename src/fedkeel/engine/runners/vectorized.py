@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.device import at_border, check_device, stacked_on, to_device, to_host
+from fedkeel.core.device import at_border, check_device, stacked_on, to_device, to_host, wait_for
 from fedkeel.core.many_clients import ManyClients, ManyOracle
 from fedkeel.core.records import check_finite
 from fedkeel.core.steps import at_once
@@ -66,7 +66,8 @@ class Vectorized:
             stack = stack or RecordStack(type(up)(*(z[0] for z in up)), S)
             stack.put(places, up if not bad else type(up)(*(z[rows] for z in up)))
             kept = to_host(new)
-            uploads.losses[places] = losses[rows].cpu().double()  # waits for the device, and so for the line above
+            wait_for(self.work.objective.model.device)
+            uploads.losses[places] = losses[rows].cpu().double()
             if kept is not None:
                 for row, position in zip(rows, places, strict=True):
                     slot = uploads.slots[position] = self.store.stage()
@@ -96,7 +97,9 @@ class Vectorized:
             width = None if work.batch_size is None else min(work.batch_size, self.largest)
             everything = self._padded(x, y, [part[k] for k in range(K) for part in parts], width)
             batches = list(zip(*(z.view(K, len(ids), *z.shape[1:]) for z in everything), strict=True))
-        roles = {name: torch.as_tensor(z, dtype=model.dtype, device=model.device).unsqueeze(-1) for name, z in drawn.items()}
+        roles = {
+            name: to_device(torch.as_tensor(z, dtype=model.dtype).unsqueeze(-1), model.device) for name, z in drawn.items()
+        }
         steps = ManyClients(
             work.objective,
             exchange.t,
