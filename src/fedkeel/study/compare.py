@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.runs.config import RunConfig
-from fedkeel.study.checks import check_targets
+from fedkeel.study.file import check_targets
 from fedkeel.study.report.write import write_report
-from fedkeel.study.results.collect import begin, collect, write
-from fedkeel.study.results.label_counts import count_splits
+from fedkeel.study.results.collect import begin, collect, count_splits, write
 from fedkeel.study.results.numbers import Row
 from fedkeel.study.running.scheduler import run_branches
 from fedkeel.study.study import Study

@@ -19,8 +19,8 @@ from typing import Any
 from fedkeel.errors import nearest
 from fedkeel.files import read_toml
 from fedkeel.runs.config import SETTINGS
-from fedkeel.study.changes import choose_cases, override
-from fedkeel.study.checks import check_targets
+from fedkeel.study.changes import choose_cases
+from fedkeel.study.file import check_targets, override
 from fedkeel.study.running.plan import size
 from fedkeel.study.study import Study
 

@@ -10,8 +10,7 @@ from typing import Any
 from fedkeel.study.report.figure import Axis, Bar, Bars, Bubbles, Figure, Lines, Series, fit
 from fedkeel.study.report.sweeps import sweeps
 from fedkeel.study.report.table_text import missed_target_text, seeds_note, target_text, with_deviation
-from fedkeel.study.results.columns import label_of
-from fedkeel.study.results.numbers import NOT_RUN, target_name
+from fedkeel.study.results.numbers import NOT_RUN, label_of, target_name
 from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]

@@ -8,8 +8,7 @@ from typing import Any
 
 from fedkeel.study.report.figure import Axis, Figure, Heat, Lines, Series, fit
 from fedkeel.study.report.table_text import seeds_note, target_text
-from fedkeel.study.results.columns import label_of
-from fedkeel.study.results.numbers import failures
+from fedkeel.study.results.numbers import failures, label_of
 from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]

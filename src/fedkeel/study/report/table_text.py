@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from fedkeel.study.results.columns import COLUMNS, label_of
-from fedkeel.study.results.numbers import ACCURACIES, failures, target_name
+from fedkeel.study.results.numbers import ACCURACIES, COLUMNS, failures, label_of, target_name
 from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]

@@ -18,8 +18,7 @@ from fedkeel.study.report.figure import Figure
 from fedkeel.study.report.figures import figures
 from fedkeel.study.report.page import page
 from fedkeel.study.report.table_text import as_latex
-from fedkeel.study.results.collect import ORIGIN, as_csv, collect, read_origin
-from fedkeel.study.results.label_counts import shown_splits
+from fedkeel.study.results.collect import ORIGIN, as_csv, collect, read_origin, shown_splits
 from fedkeel.study.results.numbers import Outcome
 from fedkeel.study.running.plan import BranchResult
 from fedkeel.study.running.reading import read_study

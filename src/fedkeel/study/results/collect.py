@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
-from fedkeel.data.catalogue import IMAGES, TABLES
 from fedkeel.engine.settings import alike
 from fedkeel.files import as_toml, guarded, write_atomically
+from fedkeel.runs.config import SETTINGS, RunConfig, with_split_defaults
 from fedkeel.study.results.numbers import NOT_RUN, Row, curves, failures, finite, robust_width, summarise, target_name
 from fedkeel.study.running.plan import BranchResult
+from fedkeel.study.running.scheduler import StudyData
 from fedkeel.study.study import Study
 from fedkeel.wording import COUNT_OR_SHARE
 
 # What belongs to one run and not to the task that all of them share.
 OWN = ("algorithm", "hyperparameters", "seed")
-NO_TEXTS = ("digits", *IMAGES, *TABLES)  # data to which a length of texts means nothing
+MOST = 200  # clients and classes in the figure of a split
+SPLIT_SETTINGS = [
+    name for name, about in SETTINGS.items() if about.metadata["group"] == "Data" and name not in ("data_dir", "augment")
+]
 ORIGIN = "origin.json"  # command and place of the runs of a study, and how their data were split
 
 
@@ -60,11 +65,20 @@ def _settings(study: Study, found: BranchResult) -> dict[str, Any]:
     """The settings of a line that apply to it, as far as they are known."""
     config = found.branch.at(found.chosen, found.branch.seeds[0], study.resplit)
     hidden = {key for key in found.branch.grid if key not in found.chosen}  # of a search that has not ended
-    hidden |= {"length"} if config.data in NO_TEXTS else set()
+    hidden |= {"length"} if _has_no_texts(config.data) else set()
     hidden |= {"ray_address"} if config.engine != "ray" else set()
     settings = config.as_dict() | ({"split_seed": "each run's seed"} if study.resplit else {})
     own = {key: z for key, z in config.hyperparameters.items() if key not in hidden}
     return {key: z for key, z in settings.items() if key not in hidden} | {"hyperparameters": own}
+
+
+def _has_no_texts(data: str) -> bool:
+    """Is the setting `length`, of texts, without meaning for these data?"""
+    if data == "digits":
+        return True
+    from fedkeel.data.catalogue import IMAGES, TABLES
+
+    return data in IMAGES or data in TABLES
 
 
 def _of_method(settings: Mapping[str, Any], elsewhere: set[str]) -> dict[str, Any]:
@@ -159,6 +173,53 @@ def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
                 | {"best": max(z for _, z in points)}
             )
     return told
+
+
+# How the labels of a case are spread over its clients ---
+
+
+class Split(NamedTuple):
+    key: str  # the settings that it depends on
+    of: str  # those that differ within the case, so that the split is one of several
+    config: RunConfig
+
+
+def split_of(study: Study, case: str) -> Split:
+    """The split of a case's first line, on its first seed."""
+    configs = []
+    for branch in [branch for branch in study.branches if branch.case == case]:
+        config = with_split_defaults(branch.config)
+        configs.append(config.changed(split_seed=branch.seeds[0]) if study.resplit else config)
+    values = {name: getattr(configs[0], name) for name in SPLIT_SETTINGS}
+    several = [name for name in SPLIT_SETTINGS if any(getattr(config, name) != values[name] for config in configs)]
+    several += ["split_seed"] * (study.resplit and "split_seed" not in several)
+    return Split(json.dumps(values), ", ".join(f"{name} = {values[name]}" for name in several), configs[0])
+
+
+def shown_splits(study: Study, counts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the report shows, by case. counts: samples of every class that a client has, by key of the split."""
+    splits = {case: split_of(study, case) for case in study.cases}
+    shown = {case: {"of": one.of, "counts": counts[one.key]} for case, one in splits.items() if one.key in counts}
+    for case, one in shown.items():  # of a split by writers, say, the settings do not tell how many there are
+        one["more"] = len(one["counts"]) == MOST != splits[case].config.clients
+    return shown
+
+
+def count_splits(study: Study, out: Path) -> dict[str, Any]:
+    """The same, with the splits of this study counted and kept in its directory; nothing where data are absent."""
+    origin = read_origin(out)
+    data, known, counts = StudyData(), origin["partitions"], {}
+    for split in [split_of(study, case) for case in study.cases]:
+        if split.key in known:
+            counts[split.key] = known[split.key]
+        elif split.key not in counts:
+            # The runs may be complete since long, or be made on other machines, so the data may not be here: no figure then.
+            with contextlib.suppress(ValueError, OSError, ImportError):
+                fed = data.of(split.config)
+                if not fed.y.is_floating_point() and fed.y.dim() == 1 and fed.y.max() < MOST:
+                    counts[split.key] = fed.label_counts(int(fed.y.max()) + 1)[:MOST].tolist()
+    write_atomically(out / ORIGIN, json.dumps(origin | {"partitions": counts}).encode())
+    return shown_splits(study, counts)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
