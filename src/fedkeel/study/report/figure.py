@@ -157,6 +157,10 @@ class Lines(Figure):
     def legend(self) -> list[tuple[str, int]]:
         return [(one.name, one.style) for one in self.series]
 
+    def is_cut(self) -> bool:
+        """Do points lie below the plot? They are not shown."""
+        return any(z is not None and z < self.y.low for one in self.series for z in one.y)
+
     def band_opacity(self) -> float:
         """Many bands on top of each other would hide the lines."""
         return 0.15 if len(self.series) <= 5 else 0.08
@@ -189,7 +193,8 @@ class Heat(Figure):
 
     def cells(self) -> list[tuple[int, int, float | None, str]]:
         """(row, column, share of the way from the first to the last colour, text) of every cell."""
-        (low, high), found = self.span, []
+        (low, high) = self.span
+        found: list[tuple[int, int, float | None, str]] = []
         for j, row in enumerate(self.values):
             for i, value in enumerate(row):
                 if value is None:

@@ -84,12 +84,11 @@ def _curve(
         y.low = _without_start(series, y)
     label, word = AGAINST[along]
     x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0), whole=True, unit=along)
-    title = f"{y.label.capitalize()} against {word}"
-    if any(z is not None and z < y.low for one in series for z in one.y):
-        title += f"; axis from {y.low:.3g}, lower points are not shown"
     targets = sorted({z for row in rows for z in row["targets"] if CURVE[row["target_on"]] == column})
     name = f"{column}-{word if along == 'round' else along}"
-    return Lines(series, x, y, targets, name=name, case=case, title=title)
+    made = Lines(series, x, y, targets, name=name, case=case, title=f"{y.label.capitalize()} against {word}")
+    made.title += f"; axis from {y.low:.3g}, lower points are not shown" * made.is_cut()
+    return made
 
 
 def _without_start(series: Sequence[Series], y: Axis) -> float:
@@ -105,9 +104,8 @@ def _without_start(series: Sequence[Series], y: Axis) -> float:
 
 def _series(name: str, number: int, x: Sequence[float], seeds: Sequence[Sequence[float | None]]) -> Series:
     """The mean over seeds and a band of one deviation, at not too many points."""
-    at = sorted(
-        {round(i * (len(x) - 1) / (min(POINTS, len(x)) - 1)) for i in range(min(POINTS, len(x)))} if len(x) > 1 else {0}
-    )
+    count = min(POINTS, len(x))
+    at = [round(i * (len(x) - 1) / max(count - 1, 1)) for i in range(count)]
     at = [i for i in at if all(seed[i] is not None for seed in seeds)]
     values = [[float(seed[i] or 0.0) for seed in seeds] for i in at]
     means = [_rounded(statistics.fmean(z)) for z in values]
@@ -128,7 +126,7 @@ def _rounded(z: float) -> float:
 
 def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figure]:
     """Bars of rounds to every target, the fewest first."""
-    found = []
+    found: list[Figure] = []
     begun = any(row["seeds"] or set(row["errors"].values()) != {NOT_RUN} for row in rows)
     for number, target in enumerate(rows[0]["targets"] if begun and len(rows) <= 2 * MANY else []):
         name = target_name(number)

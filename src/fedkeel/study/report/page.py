@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Template
 from markupsafe import Markup, escape
 
 from fedkeel.study.report import svg
@@ -36,33 +35,22 @@ Row = Mapping[str, Any]
 
 def page(results: Mapping[str, Any], drawn: Sequence[Figure]) -> str:
     """The page with the results of a study (the content of its results.json) and these figures."""
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            results=results,
-            title=results["title"] or _title(results),
-            subtitle=_subtitle(results),
-            papers=[found for paper in results["paper"] if (found := _beside_paper(results, paper))],
-            cases=[_case(results, case, drawn) for case in results["cases"]],
-            robustness=_robustness(results),
-            incomplete=_incomplete(results),
-            points={_id(one): finite(_points(one)) for one in drawn if isinstance(one, Lines)},
-            box=[svg.WIDTH, svg.HEIGHT, svg.LEFT, svg.RIGHT, svg.TOP, svg.BOTTOM],
-            plot_style=svg.CLASSES,
-        )
+    return _template().render(
+        results=results,
+        title=results["title"] or _title(results),
+        subtitle=_subtitle(results),
+        papers=[found for paper in results["paper"] if (found := _beside_paper(results, paper))],
+        cases=[_case(results, case, drawn) for case in results["cases"]],
+        robustness=_robustness(results),
+        incomplete=_incomplete(results),
+        points={_id(one): finite(_points(one)) for one in drawn if isinstance(one, Lines)},
+        plot_style=svg.CLASSES,
     )
 
 
 @cache
-def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def _template() -> Template:
+    made = svg.templates()
     made.policies["json.dumps_kwargs"] = {"allow_nan": False}
     made.filters |= {
         "word": _word,
@@ -71,11 +59,10 @@ def _environment() -> Environment:
         "with_code": _with_code,
         "id": _id,
         "drawn": lambda figure: Markup(svg.draw(figure)),
-        "key": lambda style: Markup(svg.key(style)),
         "search_title": _search_title,
         "score": _score,
     }
-    return made
+    return made.get_template("page.html")
 
 
 def _word(value: Any, key: str) -> str:

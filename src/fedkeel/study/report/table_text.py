@@ -202,27 +202,21 @@ def differs(row: Row, paper: Mapping[str, Any]) -> bool:
 
 
 def as_latex(results: Mapping[str, Any]) -> str:
-    """The summary as LaTeX tables, one per case; needs the package booktabs."""
+    """The summary as LaTeX tables, one per case. They need the package booktabs."""
+    from pandas import DataFrame
+
     blocks = []
+    axes = [name for name in place_columns(results) if name != "case"]
     for case in dict.fromkeys(row["case"] for row in results["rows"]):
         rows = [row for row in results["rows"] if row["case"] == case]
-        axes = [name for name in place_columns(results) if name != "case"]
         lines = []
         for row, line in zip(rows, table_rows(rows), strict=True):
             shown = {name: text for name, (text, _) in line.items() if name not in ("chosen", "memory MB", "seconds")}
             lines.append({"method": row["method"] + seeds_note(row), **place_of(row, axes), **shown})
-        columns = list(lines[0])
-        body = [" & ".join(map(_tex, line.values())) + r" \\" for line in lines]
-        head = " & ".join(map(_tex, columns)) + r" \\"
-        caption = [f"% {_tex(case)}"] if case else []
-        table = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
-        blocks.append("\n".join([*caption, *table, r"\end{tabular}"]))
-    return "\n\n".join(blocks) + "\n"
+        text = DataFrame(lines).to_latex(index=False, escape=True, column_format="l" + "r" * (len(lines[0]) - 1))
+        blocks.append((f"% {case}\n" if case else "") + text)
+    return "\n".join(blocks).translate(MORE_TEX)
 
 
-TEX = {z: rf"\{z}" for z in "&%_#${}"} | {"±": r"$\pm$", ">": "$>$", "<": "$<$", "|": "$|$"}
-TEX |= {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "[": "{[}"}  # `\\ [` would be a distance
-
-
-def _tex(text: str) -> str:
-    return "".join(TEX.get(sign, sign) for sign in text)
+# Signs that pandas does not escape. A line that begins with `[` would give a length to the `\\\\` before it.
+MORE_TEX = str.maketrans({"±": r"$\pm$", ">": "$>$", "<": "$<$", "|": "$|$", "[": "{[}"})

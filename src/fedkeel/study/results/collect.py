@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -261,9 +259,8 @@ def as_csv(results: Mapping[str, Any]) -> str:
         line |= {target_name(number): target for number, target in enumerate(row["targets"])}
         failed, not_run = failures(row)
         lines.append(line | {"failed": failed, "not_run": not_run})
-    text = io.StringIO()
-    fullest = max(lines, key=len)  # gives the order of columns, whatever the first line lacks
-    table = csv.DictWriter(text, list(dict.fromkeys(key for line in [fullest, *lines] for key in line)), lineterminator="\n")
-    table.writeheader()
-    table.writerows(lines)
-    return text.getvalue()
+    from pandas import DataFrame
+
+    fullest = max(lines, key=len)  # It gives the order of columns, whatever the first line lacks.
+    columns = list(dict.fromkeys(key for line in [fullest, *lines] for key in line))
+    return DataFrame(lines, columns=columns, dtype=object).to_csv(index=False)

@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.registry import lookup
@@ -61,11 +62,7 @@ def measured(history: Sequence[Row], column: str) -> list[float]:
 
 def floats_sent(history: Sequence[Row], ways: tuple[str, ...] = ("up", "down")) -> list[float]:
     """Floats of a client that takes part in every round, until the end of each round."""
-    total, sums = 0.0, []
-    for row in history:
-        total += sum(row[way] + row.get(f"warmup_{way}", 0) for way in ways)
-        sums.append(total)
-    return sums
+    return list(accumulate(float(sum(row[way] + row.get(f"warmup_{way}", 0) for way in ways)) for row in history))
 
 
 def first_at(history: Sequence[Row], target: float, column: str = "test_accuracy") -> int | None:
