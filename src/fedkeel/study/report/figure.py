@@ -1,6 +1,6 @@
-"""What a figure shows: its axes, lines, bars, cells or circles, and how each line looks. It is drawn elsewhere.
+"""What a figure shows: its axes, lines, bars, cells or circles, and how each line looks.
 
-`svg.py` draws a figure for the page, `paper_figures.py` draws the same figure with matplotlib for papers.
+`svg.py` draws a figure for the page, and `paper_figures.py` draws the same figure with matplotlib for papers.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def short(number: float) -> str:
     return f"{number:.3g}".replace("e-0", "e-")
 
 
-def fit(values: Sequence[float], log: bool = False, label: str = "") -> Axis:
+def fit(values: Sequence[float | None], log: bool = False, label: str = "") -> Axis:
     """An axis on which all values have room. Numbers that are not finite are ignored."""
     good = [z for z in values if z is not None and math.isfinite(z) and (z > 0 or not log)]
     if not good:

@@ -14,11 +14,11 @@ from fedkeel.study.results.numbers import NOT_RUN, label_of, target_name
 from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]
-MANY = 16  # lines of a sweep in one plot; more of them are shown by its own figures only
-EARLY = 0.2  # share of a line's points that may lie below the plot, where the rest is much easier to tell apart without them
-POINTS = 240  # of a line; more cannot be seen
-CURVE = {"test_accuracy": "accuracy", "train_accuracy": "train_accuracy"}  # of what a target may be about
-AGAINST = {  # label of the axis, word in the title
+MANY = 16  # A sweep with more lines than this has no curves, only its own figures.
+EARLY = 0.2  # share of a line's points that may lie below the plot, if the other lines are easier to tell apart then
+POINTS = 240  # of a line; more would not be visible
+CURVE = {"test_accuracy": "accuracy", "train_accuracy": "train_accuracy"}  # what a target may be about -> its curve
+AGAINST = {  # -> label of the axis, word in the title
     "round": ("round", "rounds"),
     "floats": ("floats up and down per participating client", "communication"),
 }
@@ -26,7 +26,7 @@ LOG = ("train_loss", "train_set_loss", "objective", "gradient_norm", "consistenc
 
 
 def line_styles(results: Mapping[str, Any]) -> dict[str, int]:
-    """A look for every line: that of its method, or of its own where a method has several in a case that are drawn."""
+    """The number of every line's style. Lines of a method look alike, unless a plot shows several lines of one method."""
     rows, methods = results["rows"], list(dict.fromkeys(row["method"] for row in results["rows"]))
     found: dict[str, int] = {}
     for case in dict.fromkeys(row["case"] for row in rows):
@@ -92,8 +92,8 @@ def _curve(
 
 
 def _without_start(series: Sequence[Series], y: Axis) -> float:
-    """Where an axis of accuracies begins: the few lowest points of each line, mostly its first ones, would leave the others
-    no room."""
+    """The low end of an axis of accuracies. It leaves out the few lowest points of each line, mostly its first ones, if
+    they would take more than half of the plot."""
     lines = [[z for z in one.y if z is not None] for one in series]
     kept = [z for line in lines if line for z in (sorted(line)[int(EARLY * len(line))], line[-1])]
     if not kept:
@@ -103,7 +103,7 @@ def _without_start(series: Sequence[Series], y: Axis) -> float:
 
 
 def _series(name: str, number: int, x: Sequence[float], seeds: Sequence[Sequence[float | None]]) -> Series:
-    """The mean over seeds and a band of one deviation, at not too many points."""
+    """The mean over seeds and a band of one deviation, at no more than POINTS points."""
     count = min(POINTS, len(x))
     at = [round(i * (len(x) - 1) / max(count - 1, 1)) for i in range(count)]
     at = [i for i in at if all(seed[i] is not None for seed in seeds)]
@@ -133,15 +133,15 @@ def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figu
         bars = []
         for row in rows:
             value = row[f"rounds_to_{name}"]
-            told = with_deviation(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target_text(row, name)
-            told += seeds_note(row)
+            text = with_deviation(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target_text(row, name)
+            text += seeds_note(row)
             if not row["seeds"]:
-                told = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
+                text = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
             at = ", ".join(value_text(z, key) for key, z in row["axes"].items())
             short = f"{row['method']} {at}".strip()
-            bars.append(Bar(short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
+            bars.append(Bar(short, style[row["name"]], value, row[f"rounds_to_{name}_std"], text))
         if all(bar.length is None for bar in bars) and any(row["seeds"] for row in rows):
-            continue  # nobody reached it, as the table says
+            continue  # nobody reached it; the table says so
         bars.sort(key=lambda bar: math.inf if bar.length is None else bar.length)
         line = "; line: one standard deviation" * any(bar.deviation for bar in bars)
         axes = dict.fromkeys(axis for row in rows for axis in row["axes"])

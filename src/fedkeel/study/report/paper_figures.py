@@ -18,7 +18,13 @@ FORMATS = ("pdf", "pgf", "svg", "png")
 LATEX = ("xelatex", "lualatex", "pdflatex")  # PGF needs one of these programs to measure its texts
 SIZE = (4.6, 3.2)  # inches: the proportions of the page's figures
 MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "cross": "x", "plus": "+"}
-FONTS = {"font.size": 9, "legend.fontsize": 8, "axes.titlesize": 9, "pdf.fonttype": 42, "svg.hashsalt": "fedkeel"}
+FONTS: dict[Any, Any] = {
+    "font.size": 9,
+    "legend.fontsize": 8,
+    "axes.titlesize": 9,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "fedkeel",
+}
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -38,14 +44,14 @@ def save(figure: Figure, path: Path) -> None:
     """Writes a figure to a file. Its format is the ending of the path."""
     from matplotlib import rc_context
 
-    date = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])  # left out: the same runs give the same bytes
+    date = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])  # Without a date, the same runs give the same bytes.
     options: dict[str, Any] = {"metadata": {date: None}} if date else {}
     with rc_context(FONTS | {"pgf.texsystem": _latex() or LATEX[0], "pgf.rcfonts": False}):
         plot(figure).savefig(path, dpi=200, **options)
 
 
 def plot(figure: Figure) -> MatplotlibFigure:
-    """A figure as matplotlib's, to be changed or saved."""
+    """The matplotlib figure. You can change it, or save it."""
     from matplotlib.figure import Figure as MatplotlibFigure
 
     height = 0.5 + 0.26 * len(figure.bars) if isinstance(figure, Bars) else SIZE[1]
@@ -69,7 +75,7 @@ def plot(figure: Figure) -> MatplotlibFigure:
 
 
 def _text(words: str) -> str:
-    """A text without meaning for TeX: matplotlib reads what stands between two dollar signs as a formula."""
+    """A text for matplotlib, which would read the part between two dollar signs as a formula."""
     return words.replace("$", r"\$")
 
 

@@ -136,7 +136,7 @@ def summarise(
     return row
 
 
-def failures(row: Row) -> tuple[int, int]:
+def failures(row: Mapping[str, Any]) -> tuple[int, int]:
     """How many seeds of a row failed, and how many are still to come."""
     failed = sum(why != NOT_RUN for why in row["errors"].values())
     return failed, len(row["errors"]) - failed
