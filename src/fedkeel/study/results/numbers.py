@@ -1,4 +1,4 @@
-"""What runs are worth: the numbers of one run, and their mean and deviation over the seeds of a method."""
+"""The numbers of a run, their means and deviations over seeds, and the columns of the table that show them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from fedkeel.study.study import Branch
 
 Row = dict[str, Any]
-NOT_RUN = "it has not been run"  # the error of a run that is still to come
-LAST = 10  # rounds whose evaluations are in the mean of the last ones
+NOT_RUN = "it has not been run"  # the error of a run that has not been started or is not complete
+LAST = 10  # rounds: `last10_accuracy` is the mean of their evaluations
 ACCURACIES = ("final_accuracy", "best_accuracy", "last10_accuracy")
-MEANT_OVER_ROUNDS = ("gradient_norm",)  # of which theorems bound the least, or the mean over the rounds
+MEANT_OVER_ROUNDS = ("gradient_norm",)  # Theorems bound the least or the mean over rounds.
 # Columns of the history that are not measurements of the model.
 OTHER = (
     "round",
@@ -41,7 +41,7 @@ OTHER = (
 
 @dataclass
 class Outcome:
-    """What became of a run: a history, or an error."""
+    """The result of a run: a history, or an error."""
 
     method: str
     seed: int
@@ -56,29 +56,28 @@ class Outcome:
 
 
 def measured(history: Sequence[Row], column: str) -> list[float]:
-    """The values of a column in the rounds where there are any."""
+    """The values of a column in the rounds that have one."""
     return [row[column] for row in history if row.get(column) is not None]
 
 
 def floats_sent(history: Sequence[Row], ways: tuple[str, ...] = ("up", "down")) -> list[float]:
-    """Floats of a client that takes part in every round, until the end of each round."""
+    """For every round: floats that a client which takes part in every round has sent and received until its end."""
     return list(accumulate(float(sum(row[way] + row.get(f"warmup_{way}", 0) for way in ways)) for row in history))
 
 
 def first_at(history: Sequence[Row], target: float, column: str = "test_accuracy") -> int | None:
-    """The number of rounds until a column first was at the target, or None."""
-    reached = (t for t, row in enumerate(history) if row.get(column) is not None and row[column] >= target)
-    place = next(reached, None)
-    return None if place is None else place + 1
+    """The number of rounds until a column first reaches the target, or None."""
+    reached = (t for t, row in enumerate(history, 1) if row.get(column) is not None and row[column] >= target)
+    return next(reached, None)
 
 
 def target_name(number: int) -> str:
-    """How the columns of a study's first, second, ... target end."""
+    """The end of the columns' names for the first, second, ... target of a study."""
     return ("target", "second", "third")[number] if number < 3 else f"target_{number + 1}"
 
 
 def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy", cost: float | None = None) -> Row:
-    """The numbers of a run. cost: a paper's own count of communication per round."""
+    """The numbers of a run. cost: a paper's count of communication per round."""
     history, scores = outcome.history, outcome.accuracies
     found: Row = {"final_accuracy": scores[-1], "best_accuracy": max(scores)} if scores else {}
     if scores:
@@ -116,8 +115,10 @@ def summarise(
     on: str = "test_accuracy",
     cost: float | None = None,
 ) -> Row:
-    """The row of a method: means and standard deviations over its seeds; to a target, only if all seeds reached it, and as
-    reached_... over those that did."""
+    """The row of a method: means and sample deviations over its seeds.
+
+    Numbers until a target exist only if all seeds reached it. `reached_...` are over the seeds that did.
+    """
     good = [outcome for outcome in outcomes if outcome.error is None]
     runs = [of_run(outcome, targets, on, cost) for outcome in good]
     row: Row = {"method": method, "seeds": len(good), "rounds": rounds, "target_on": on}
@@ -143,17 +144,17 @@ def failures(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def moments(name: str, runs: Sequence[Mapping[str, float]]) -> Row:
-    """Mean and sample deviation of a number that every run has; no deviation where one diverged."""
+    """Mean and sample deviation of a number, or None if not all runs have it. If a run diverged, there is no deviation."""
     values = [run[name] for run in runs if name in run]
     if not values or len(values) < len(runs):
         return {name: None, f"{name}_std": None}
     if not all(map(math.isfinite, values)):
-        return {name: sum(values), f"{name}_std": None}  # inf or nan, as the mean
+        return {name: sum(values), f"{name}_std": None}  # inf or nan, as the mean would be
     return {name: statistics.fmean(values), f"{name}_std": statistics.stdev(values) if len(values) > 1 else None}
 
 
 def finite(value: Any) -> Any:
-    """A nested value with None for numbers that are not finite, of which neither JSON nor a plot knows."""
+    """A nested value with None for numbers that are not finite. JSON and plots cannot have such numbers."""
     if isinstance(value, Mapping):
         return {key: finite(z) for key, z in value.items()}
     if isinstance(value, list | tuple):
@@ -162,7 +163,7 @@ def finite(value: Any) -> Any:
 
 
 def curves(outcomes: Sequence[Outcome]) -> Row:
-    """Every seed's measurements at the rounds where there are any, and the floats until then (their mean over seeds)."""
+    """The measurements of every seed in the rounds that have some, and the floats until then (mean over seeds)."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     if not good:
         return {"round": [], "floats": [], "accuracy": {}}
@@ -180,10 +181,10 @@ def curves(outcomes: Sequence[Outcome]) -> Row:
 
 
 def robust_width(points: Sequence[tuple[float, float]], share: float = 0.05) -> tuple[float, bool]:
-    """Decades of the widest interval around the best point of (value, accuracy) that stay within a share of the best, and
-    whether it ends where the grid does, so that it may be wider.
+    """(decades, open) of the widest interval around the best point whose accuracies are within a share of the best.
 
-    The interval is made of neighbouring grid points, so it is known to the spacing of the grid.
+    points: (value, accuracy).  open: the interval reaches an end of the values, so it may be wider. It consists of
+    neighbouring points, so its width is only as exact as the points are close.
     """
     points = sorted(points)
     best = max(range(len(points)), key=lambda i: points[i][1])
@@ -198,7 +199,7 @@ def robust_width(points: Sequence[tuple[float, float]], share: float = 0.05) -> 
 
 # Columns of the table ---
 
-# What runs measure if they are asked to: columns, by the name in `metrics`.
+# Columns that runs have only if `metrics` has this name.
 MEASURED = {
     "train": ("final_train_set_loss", "final_train_accuracy", "final_objective"),
     "gradient_norm": ("final_gradient_norm", "least_gradient_norm", "mean_gradient_norm"),
@@ -233,7 +234,7 @@ OF_TARGET = (re.compile(rf"(rounds|floats|up|cost)_to_{TARGETS}"), re.compile(rf
 
 
 def label_of(column: str) -> str:
-    """What people read for a column of tables and plots; of a `final_...` the same as over its curve."""
+    """A column in words, for tables and plots. `final_...` has the words of its curve."""
     of_curve = column.removeprefix("final_")
     if column in ACCURACIES or of_curve not in NAMES:
         return NAMES.get(column, column.replace("_", " "))
@@ -241,7 +242,7 @@ def label_of(column: str) -> str:
 
 
 def of_target(name: str) -> tuple[str, str] | None:
-    """(what is counted, end of the target's columns) of a column that is about a target."""
+    """Of a column about a target: (what is counted, the end of the name, see `target_name`). Otherwise None."""
     found = next(filter(None, (pattern.fullmatch(name) for pattern in OF_TARGET)), None)
     return None if found is None else (found[1], found[2])
 
@@ -251,19 +252,19 @@ def is_column(name: str) -> bool:
 
 
 def check_column(where: str, name: str) -> None:
-    """Raises if no study can have such a column."""
+    """Raises ValueError if no study can have this column."""
     if not is_column(name):
         known = [*COLUMNS, *(f"{kind}_to_{z}" for kind in ("rounds", "floats", "up", "cost") for z in ("target", "second"))]
         raise ValueError(f"{where} = {name!r} is not allowed{nearest(name, known)}")
 
 
 def better_is_less(name: str) -> bool:
-    """Of losses, costs, distances: of all but accuracies and the cosine."""
+    """True for losses, costs and distances: for all columns except accuracies and the cosine."""
     return not name.endswith(("accuracy", "cosine"))
 
 
 def needs(name: str, branch: Branch, target_on: str) -> str | None:
-    """What the runs of a branch lack to have a column, in words; None if nothing."""
+    """What a branch would need to have a column, in words, or None if it has the column."""
     config, kind = branch.config, name
     if about := of_target(name):
         kind, end = about
