@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#666666")
 DASHES = ("", "8 4", "2 3", "8 3 2 3", "13 4", "4 3")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus")
+LEGEND = 54  # characters of a name in a legend
 
 
 def style(number: int) -> tuple[str, str, str]:
@@ -143,6 +144,11 @@ class Figure:
     def legend(self) -> list[tuple[str, int]]:
         """Names and styles of its lines."""
         return []
+
+    @property
+    def legend_columns(self) -> int:
+        """Two names stand side by side, unless one of them is long."""
+        return 2 if all(len(name) <= 26 for name, _ in self.legend) else 1
 
 
 @dataclass

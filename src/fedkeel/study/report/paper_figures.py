@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.study.report.figure import Axis, Bars, Bubbles, Figure, Heat, Lines, Series, shortened, style
+from fedkeel.study.report.figure import LEGEND, Axis, Bars, Bubbles, Figure, Heat, Lines, Series, shortened, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,13 +55,14 @@ def plot(figure: Figure) -> MatplotlibFigure:
     from matplotlib.figure import Figure as MatplotlibFigure
 
     height = 0.5 + 0.26 * len(figure.bars) if isinstance(figure, Bars) else SIZE[1]
-    below = 0.18 * -(-len(figure.legend) // 2)  # inches: two names side by side
+    columns = figure.legend_columns
+    below = 0.18 * -(-len(figure.legend) // columns)  # inches for the legend
     made = MatplotlibFigure(figsize=(SIZE[0], height + below), layout="constrained")
     axes = made.add_subplot()
     match figure:
         case Lines():
             _lines(figure, axes)
-            made.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=3.5)
+            made.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=3.5)
         case Bars():
             _bars(figure, axes)
         case Heat():
@@ -110,7 +111,7 @@ def _line(one: Series, axes: Axes, figure: Lines) -> None:
     if one.flat:
         x, y, low, high = [figure.x.low, figure.x.high], y * 2, low * 2, high * 2
     marked = [0, 1] if one.flat else one.marked()
-    axes.plot(x, y, linewidth=1.4, markevery=marked, label=_text(one.name), **look)
+    axes.plot(x, y, linewidth=1.4, markevery=marked, label=_text(shortened(one.name, LEGEND)), **look)
     if low:
         axes.fill_between(x, low, high, color=colour, alpha=figure.band_opacity(), linewidth=0)
     rings = [(one.x[i], y[i]) for i in one.ringed]

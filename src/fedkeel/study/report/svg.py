@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedkeel.study.report.figure import Axis, Bars, Bubbles, Figure, Heat, Lines, Series, shortened, style
+from fedkeel.study.report.figure import LEGEND, Axis, Bars, Bubbles, Figure, Heat, Lines, Series, shortened, style
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 66, 12, 10, 44  # margins
@@ -61,7 +61,7 @@ def templates() -> Environment:
     )
     made.filters["p"] = lambda pixels: f"{pixels:.1f}"
     made.globals |= {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "TOP": TOP, "BOTTOM": BOTTOM}
-    made.globals |= {"LONGEST": LONGEST, "SHAPES": SHAPES}
+    made.globals |= {"LONGEST": LONGEST, "LEGEND": LEGEND, "SHAPES": SHAPES}
     made.globals |= {"style": style, "shortened": shortened, "heat_colour": heat_colour}
     return made
 
