@@ -111,7 +111,8 @@ def _line(one: Series, axes: Axes, figure: Lines) -> None:
     if one.flat:
         x, y, low, high = [figure.x.low, figure.x.high], y * 2, low * 2, high * 2
     marked = [0, 1] if one.flat else one.marked()
-    axes.plot(x, y, linewidth=1.4, markevery=marked, label=_text(shortened(one.name, LEGEND)), **look)
+    whole = not figure.is_cut()  # Then markers at the edge are drawn as a whole.
+    axes.plot(x, y, linewidth=1.4, markevery=marked, clip_on=not whole, label=_text(shortened(one.name, LEGEND)), **look)
     if low:
         axes.fill_between(x, low, high, color=colour, alpha=figure.band_opacity(), linewidth=0)
     rings = [(one.x[i], y[i]) for i in one.ringed]
