@@ -29,91 +29,74 @@ StudyFile = Annotated[
     ),
 ]
 OVER_HELP = (
-    "An axis: a setting or hyper-parameter with its values, or a range FROM:TO:POINTS-PER-DECADE; can be given again, then "
+    "An axis: a setting or hyper-parameter and its values, or a range FROM:TO:POINTS-PER-DECADE. If you repeat it, "
     "all combinations are run. [dim]E.g. --over lr=1e-4:1:3 --over concentration=0.1,1[/dim]"
 )
 
 
-def _option(kind: Any, default: Any, flag: str, metavar: str, help: str) -> tuple[Any, Any]:
-    made = typer.Option(flag, metavar=metavar, help=help, show_default=False)
-    return Annotated[kind, made], default
+def _option(flag: str, metavar: str, kind: Any, help: str, default: Any = None) -> tuple[Any, Any]:
+    return Annotated[kind, typer.Option(flag, metavar=metavar, help=help, show_default=False)], default
 
 
+TEXT, WHOLE, TEXTS = str | None, int | None, list[str] | None
 # name -> (type with help, default)
 SHARED: dict[str, tuple[Any, Any]] = {
-    "algorithms": _option(str, "", "--algorithms", "NAMES", "Methods. [dim]E.g. --algorithms fedavg,scaffold,fedlada[/dim]"),
+    "algorithms": _option(
+        "--algorithms", "NAMES", str, "Methods. [dim]E.g. --algorithms fedavg,scaffold,fedlada[/dim]", default=""
+    ),
     "seeds": _option(
-        int | None,
-        None,
         "--seeds",
         "NUMBER",
-        "Runs of every method, with the seeds SEED, SEED + 1, ... All of them have the same split, that of --split-seed. "
-        "Default 3. [dim]E.g. --seeds 5[/dim]",
+        WHOLE,
+        "Runs of every method, with the seeds SEED, SEED + 1, ... All of them have the same split, "
+        "that of --split-seed. Default 3. [dim]E.g. --seeds 5[/dim]",
     ),
     "target": _option(
-        float | None,
-        None,
-        "--target",
-        "NUMBER",
-        "Accuracy for rounds and floats to target. [dim]E.g. --target 0.9[/dim]",
+        "--target", "NUMBER", float | None, "Show the rounds and floats until this accuracy. [dim]E.g. --target 0.9[/dim]"
     ),
     "changes": _option(
-        list[str] | None,
-        None,
         "--set",
         "METHOD.NAME=VALUE",
-        "A method's hyper-parameter, several values: a grid to be searched; can be given again. "
-        "[dim]E.g. --set fedlada.lr=0.01 --set fedavg.lr=0.01,0.1[/dim]",
+        TEXTS,
+        "A hyper-parameter of one method. Several values are a grid to search. You can "
+        "repeat the option. [dim]E.g. --set fedlada.lr=0.01 --set fedavg.lr=0.01,0.1[/dim]",
     ),
     "search": _option(
-        list[str] | None,
-        None,
         "--search",
         "KEY=VALUE",
-        "How the grids of a study file are searched: seed, metric, rounds, every, way (grid or coordinate), case; can be "
-        "given again. [dim]E.g. --search way=grid --search rounds=100[/dim]",
+        TEXTS,
+        "How grids are searched: seed, metric, rounds, every, way (grid or coordinate), case. "
+        "You can repeat the option. [dim]E.g. --search way=grid --search rounds=100[/dim]",
     ),
     "jobs": _option(
-        int | None,
-        None,
         "--jobs",
         "NUMBER",
-        "Runs at a time, each in a process of one thread (default: one per core). With 1 a run may use all cores for its "
-        "clients. [dim]E.g. --jobs 1[/dim]",
+        WHOLE,
+        "Runs at a time, each in a process of one thread (default: one per core). With 1, a run may "
+        "use all cores for its clients. [dim]E.g. --jobs 1[/dim]",
     ),
     "ray": _option(
-        str | None,
-        None,
-        "--ray",
-        "ADDRESS",
-        "Runs on a Ray cluster instead: local, auto or host:port. [dim]E.g. --ray 10.0.0.1:6379[/dim]",
+        "--ray", "ADDRESS", TEXT, "Run on a Ray cluster: local, auto or host:port. [dim]E.g. --ray 10.0.0.1:6379[/dim]"
     ),
     "tensorboard": _option(
-        str | None,
-        None,
-        "--tensorboard",
-        "FOLDER",
-        "Event files for TensorBoard, too. [dim]E.g. --tensorboard runs/tensorboard[/dim]",
+        "--tensorboard", "FOLDER", TEXT, "Also write event files for TensorBoard. [dim]E.g. --tensorboard runs/tb[/dim]"
     ),
     "mlflow": _option(
-        str | None,
-        None,
         "--mlflow",
         "URI",
-        "Rows to MLflow, too; '' is its default place. [dim]E.g. --mlflow sqlite:///mlflow.db[/dim]",
+        TEXT,
+        "Also send rows to MLflow; '' is its default place. [dim]E.g. --mlflow sqlite:///mlflow.db[/dim]",
     ),
-    "wandb": _option(
-        str | None, None, "--wandb", "PROJECT", "Rows to Weights & Biases, too. [dim]E.g. --wandb fedkeel[/dim]"
-    ),
+    "wandb": _option("--wandb", "PROJECT", TEXT, "Also send rows to Weights & Biases. [dim]E.g. --wandb fedkeel[/dim]"),
     "fresh": (Fresh, False),
 }
 TensorBoard, MLflow, Wandb = (SHARED[name][0] for name in ("tensorboard", "mlflow", "wandb"))
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options above; it gets them together as `shared`."""
-    own = inspect.signature(command, eval_str=True)
-    kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values() if p.name != "shared"]
+    """Adds the options above to a command. The command gets all of them as one argument, `shared`."""
+    signature = inspect.signature(command, eval_str=True)
+    kept = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.name != "shared"]
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in SHARED.items()
@@ -123,7 +106,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def call(**given: Any) -> Any:
         return command(shared=SimpleNamespace(**{name: given.pop(name) for name in SHARED}), **given)
 
-    call.__signature__ = own.replace(parameters=kept + more)  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(parameters=kept + more)  # type: ignore[attr-defined]
     return call
 
 
@@ -246,7 +229,7 @@ def report(
 ) -> None:
     """Write the page of a study or run, its figures as SVG and its table as CSV and LaTeX.
 
-    A study may still be under way: what is complete is shown.
+    If the study is not complete, the page shows what there is.
     """
     from fedkeel.study.report.write import report as make
 

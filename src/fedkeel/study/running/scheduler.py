@@ -1,9 +1,14 @@
 """Runs a study: reads complete runs, continues partial ones and starts the others, as many at a time as there is room for.
 
-How it works. Every group of branches that share a search has a generator, `StudyPlan.branch_runs`. It yields waves: lists
-of runs that do not depend on each other. The scheduler puts the runs of all open waves into one queue, ordered by
-`StudyRun.turn`, and gives them to a pool. When all runs of a wave have ended, it sends their outcomes to the generator. The
-generator answers with the next wave or, at its end, with the results of the group.
+- A group is a list of branches that share a search. Most groups have one branch.
+- A wave is a list of runs of one group that do not depend on each other. A group with a search first has waves of
+  trials; the scores of one wave may decide what the next one tries. The last wave of a group has the runs that count.
+- `StudyPlan.branch_runs` is a generator per group. It yields the runs of a wave. `send(outcomes)` makes it yield the next
+  wave. At its end it returns the results of the group.
+
+The scheduler opens the first wave of all groups and puts their runs into one queue, ordered by `StudyRun.turn`. It gives
+runs to a pool while the pool has room. When the last run of a wave has ended, it opens the next wave of that group. The
+study is complete when no wave is open.
 """
 
 from __future__ import annotations
@@ -144,7 +149,7 @@ class Scheduler:
             self._close(run, why)
 
     def _start(self, run: StudyRun) -> None:
-        if run.is_complete():  # by another study that shares the runs, since this one began
+        if run.is_complete():  # another study that shares the runs has completed it since the check
             self.bar.end(run, None)
             return self._close(run, None)
         if run.replaces:
