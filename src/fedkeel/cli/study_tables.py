@@ -8,13 +8,8 @@ from typing import Any
 
 from fedkeel.cli.tables import console, table
 from fedkeel.study.report.table_text import (
-    APART,
-    NOT_COMPARABLE,
-    differs,
-    in_paper_units,
+    beside_paper,
     not_reached_note,
-    paper_column,
-    paper_column_titles,
     place_columns,
     place_of,
     robustness_text,
@@ -75,27 +70,20 @@ def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:
 
 def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
     """Two lines per method: ours and the paper's."""
-    metric = paper["metric"]
-    with_number = [row for row in rows if metric in row["paper"]]
-    if not with_number:
+    found = beside_paper(rows, paper)
+    if not found:
         return
-    unit = ", %," if metric.endswith("accuracy") else ""
-    made = table("method", "", *(f">{column}" for column in paper_column_titles(with_number, paper)))
+    _, *columns = found["heads"]
+    made = table("method", "", *(f">{column}" for column in columns))
     for column in made.columns:
         column.no_wrap = False
-    for method in dict.fromkeys(row["method"] for row in with_number):
-        mine = {paper_column(row, paper): row for row in with_number if row["method"] == method}
-        apart = {z: " ≠" * differs(row, paper) for z, row in mine.items()}
-        ours = [in_paper_units(mine[z], metric) + apart[z] if z in mine else "" for z in paper["at"]]
-        theirs = [str(mine[z]["paper"][metric]) if z in mine else "" for z in paper["at"]]
-        made.add_row(method, "ours", *ours)
-        made.add_row("", "paper", *theirs, style="dim")
-    console().print(f"\n{metric.replace('_', ' ')}{unit} beside {paper['where'] or 'the paper'}", style="bold")
+    for method, cells in found["lines"].items():
+        made.add_row(method, "ours", *(f"{z['ours']}{' ≠' if z['differs'] else ''}" if z else "" for z in cells))
+        made.add_row("", "paper", *(str(z["theirs"]) if z else "" for z in cells), style="dim")
+    console().print(f"\n{found['metric']}{', %,' if found['percent'] else ''} beside {found['where']}", style="bold")
     console().print(made)
-    if any(differs(row, paper) for row in with_number):
-        console().print(APART)
-    if not paper["comparable"]:
-        console().print(NOT_COMPARABLE)
+    if found["note"]:
+        console().print(found["note"])
 
 
 def recipe_table(recipes: Sequence[tuple[str, str, str, str]]) -> None:

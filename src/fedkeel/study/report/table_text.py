@@ -199,6 +199,37 @@ def differs(row: Row, paper: Mapping[str, Any]) -> bool:
     return bool(apart > theirs[1] + scale * (row.get(f"{metric}_std") or 0.0) + known_to)
 
 
+def beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of our numbers and the paper's: one line per method and one cell per column of the paper.
+
+    {} if the paper has no numbers for these rows.
+    """
+    metric = paper["metric"]
+    rows = [row for row in rows if metric in row["paper"]]
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = {paper_column(row, paper): row for row in rows if row["method"] == method}
+        lines[method] = [_beside(mine[z], paper) if z in mine else {} for z in paper["at"]]
+    note = APART if any(differs(row, paper) for row in rows) else ""
+    return (
+        {}
+        if not rows
+        else {
+            "metric": metric.replace("_", " "),
+            "percent": metric.endswith("accuracy"),
+            "where": paper["where"] or "the paper",
+            "heads": ["method", *paper_column_titles(rows, paper)],
+            "lines": lines,
+            "note": note if paper["comparable"] else NOT_COMPARABLE,
+        }
+    )
+
+
+def _beside(row: Row, paper: Mapping[str, Any]) -> dict[str, Any]:
+    metric = paper["metric"]
+    return {"ours": in_paper_units(row, metric), "theirs": row["paper"][metric], "differs": differs(row, paper)}
+
+
 def as_latex(results: Mapping[str, Any]) -> str:
     """The summary as LaTeX tables, one per case. They need the package booktabs."""
     from pandas import DataFrame
