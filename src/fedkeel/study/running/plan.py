@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fedkeel.runs.from_config as from_config
 from fedkeel.engine.state import directory
-from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 from fedkeel.runs.saved_config import difference, differences
 from fedkeel.study.results.numbers import NOT_RUN, Outcome, better_is_less, finite, of_run

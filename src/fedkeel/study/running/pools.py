@@ -17,11 +17,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, NamedTuple, Protocol, cast
 
+import fedkeel.runs.from_config as from_config
 from fedkeel.engine.forked import die_with, interrupts_wait
 from fedkeel.engine.machine import forget_peak
 from fedkeel.errors import StorageError, in_words
-from fedkeel.runs import from_config
-from fedkeel.runs.trackers import tracked
 from fedkeel.study.running.plan import StudyRun
 
 WAIT = 0.25  # seconds until the progress bar is drawn again
@@ -61,13 +60,18 @@ def train(run: StudyRun, fed: Any, on_row: Callable[[Row], None], workers: int |
     """Trains a run in this process. Returns None, or why it failed in one line."""
     config = run.config if workers is None or run.config.workers is not None else run.config.changed(workers=workers)
     try:
-        with tracked(run.trackers, run.label, config.as_dict()) as log:
+        with contextlib.ExitStack() as stack:
+            listeners = [on_row]
+            if run.trackers:
+                from fedkeel.runs.trackers import tracked
 
-            def both(row: Row) -> None:
-                on_row(row)
-                log(row)
+                listeners.append(stack.enter_context(tracked(run.trackers, run.label, config.as_dict())))
 
-            from_config.train(config, run.out, resume=True, progress=both, fresh=run.fresh, fed=fed)
+            def report(row: Row) -> None:
+                for listener in listeners:
+                    listener(row)
+
+            from_config.train(config, run.out, resume=True, progress=report, fresh=run.fresh, fed=fed)
     except StorageError:
         raise  # The next run could not be written, either.
     except Exception as error:
