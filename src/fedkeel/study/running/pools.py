@@ -2,7 +2,7 @@
 
 `concurrent.futures` cannot do what studies promise:
 - A process is forked for every run, after its data were loaded, so that all runs share one copy of the data.
-- A run that dies (of too little memory, say) is reported and harms no other. A `ProcessPoolExecutor` would break.
+- A run that dies (of too little memory, say) is reported and harms no other. A `ProcessPoolExecutor` would fail all other runs, too.
 - Ctrl-C ends the runs at once, and a pipe carries every round to the progress bar.
 """
 
@@ -37,7 +37,7 @@ class Pool(Protocol):
     def start(self, run: StudyRun, fed: Any) -> None: ...
 
     def ended(self) -> Ended:
-        """Waits a moment, and returns the runs that have ended since the last call."""
+        """The runs that have ended since the last call. May wait for one, and may return none."""
         ...
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ def train(run: StudyRun, fed: Any, on_row: Callable[[Row], None], workers: int |
 
             from_config.train(config, run.out, resume=True, progress=report, fresh=run.fresh, fed=fed)
     except StorageError:
-        raise  # The next run could not be written, either.
+        raise  # Stops the study: no other run could be written, either.
     except Exception as error:
         return in_words(error)
     run.tidy()
