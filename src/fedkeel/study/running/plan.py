@@ -131,7 +131,10 @@ class StudyPlan:
     def _search(
         self, branch: Branch, chosen_before: Values | None
     ) -> Generator[list[StudyRun], list[Outcome], tuple[Values, list[dict[str, Any]]]]:
-        """Runs the trials of a grid -> (chosen values, what every trial scored). {} if trials are missing, which only `reading` sees."""
+        """Runs the trials of a grid -> (chosen values, what every trial scored).
+
+        The chosen values are {} if trials are missing, which only `reading` sees.
+        """
         search = self.study.search
         settings = {"rounds": search.rounds, "evaluate_every": search.every}
         settings = {key: z for key, z in settings.items() if z is not None}

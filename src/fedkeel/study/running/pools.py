@@ -2,7 +2,8 @@
 
 `concurrent.futures` cannot do what studies promise:
 - A process is forked for every run, after its data were loaded, so that all runs share one copy of the data.
-- A run that dies (of too little memory, say) is reported and harms no other. A `ProcessPoolExecutor` would fail all other runs, too.
+- A run that dies (of too little memory, say) is reported and harms no other. With a `ProcessPoolExecutor` all other runs
+  would fail, too.
 - Ctrl-C ends the runs at once, and a pipe carries every round to the progress bar.
 """
 
