@@ -38,7 +38,7 @@ class Up(NamedTuple):
     sends="x",
     exact=False,
     family="memory",
-    step="heavy ball, projection on the memory",
+    step="heavy ball, turned to agree with the memory",
     owns="D gram scale",
     same=["memory=0 -> fedavgm beta1=0.5"],
 )

@@ -30,7 +30,7 @@ class Up(NamedTuple):
     sends="x",
     exact=False,
     family="memory",
-    correction="projection on 3 directions",
+    correction="turned to agree with 3 directions",
     gradients=3,
 )
 @dataclass(frozen=True, kw_only=True)
