@@ -278,6 +278,9 @@ def settings_of(words: list[str], name: str) -> fk.Algorithm:
     kinds = {field.name: field.default for field in dataclasses.fields(lookup(name))}
     values: dict[str, Any] = {}
     for key, text in (word.split("=") for word in words):
+        if isinstance(kinds[key], bool):
+            values[key] = text == "true"
+            continue
         values[key] = text if isinstance(kinds[key], str) else int(text) if text.isdigit() else float(text)
     return fk.algorithm(name, **values)
 
@@ -303,6 +306,7 @@ def test_declaration_is_complete(name: str) -> None:
     facts = cls.facts
     assert facts.paper
     assert facts.family
+    assert facts.solves
     assert facts.gradients >= 1
     assert cls.__doc__
     assert len(cls.__doc__.split("\n\n")[0]) <= 400
@@ -400,6 +404,13 @@ def test_a_hook_with_its_former_name_is_refused_with_its_new_one(says: str, half
     with pytest.raises(TypeError, match=f"old: it defines {former}, which is now called {now}; rename it"):
         algorithm("old", paper="", sends="x", exact=False, family="SGD")(type("Old", (Algorithm,), body))
     assert "old" not in algorithms()
+
+
+def test_an_unknown_problem_is_refused() -> None:
+    words = r"vague: solves = 'drfit' is not allowed; it must be one or more of drift, adaptivity, sharpness, absence"
+    with pytest.raises(ValueError, match=words):
+        algorithm("vague", paper="", sends="x", exact=False, family="SGD", solves="drfit")(type("Vague", (Algorithm,), {}))
+    assert "vague" not in algorithms()
 
 
 class Sent(NamedTuple):

@@ -41,6 +41,7 @@ class Up(NamedTuple):
     paper="Luo et al. 2023, GradMA, Algorithms 1 to 4",
     sends="x",
     exact=False,
+    solves="memory absence drift",
     family="memory",
     correction="projection on 3 directions",
     step="heavy ball, projection on the memory",
