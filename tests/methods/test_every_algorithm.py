@@ -59,7 +59,7 @@ class Watched:
 
         self.fed = digits_fed(6)
         self.flat = make_flat(small_net(), 0, "cpu", dtype)
-        self.algo = fk.algorithm(name, **hp).plan(Plan(N=6, S=6, K=3, T=10))
+        self.algo = fk.algorithm(name, **hp).plan(Plan(N=6, S=6, K=3, T=10, layers=self.flat.layers))
         self.settings = Settings(rounds=10, cohort=6, local_steps=3, batch_size=8)
         self.work = ClientWork(self.algo, self.fed, Objective(self.flat, cross_entropy), 0, 8, 1.0)
         self.server, self.mem = self.algo.init(self.flat.vector())

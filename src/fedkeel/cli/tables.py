@@ -72,7 +72,7 @@ def costs(kind: type[Algorithm]) -> dict[str, str]:
     from fedkeel.core.trial import trial_upload
 
     layers, d = Layers([6000, 4000]), 10000
-    algo = kind().plan(Plan(N=10, S=10, K=10, T=100))
+    algo = kind().plan(Plan(N=10, S=10, K=10, T=100, layers=layers))
     server, memory = algo.init(torch.zeros(d))
     ups = [trial_upload(algo, stage, layers, torch.float32) for stage in ["survey"] * algo.surveys() + ["client"]]
     tracked = kind.facts.tracked
@@ -107,8 +107,8 @@ def algorithm_table() -> None:
             paper = [facts.paper.split(",")[0].split(";")[0]] if wide else []
             shown.add_row(kind.name, *words, cost["memory"], cost["up"], cost["down"], str(facts.gradients), *paper)
     screen.print(shown)
-    for problem, words in PROBLEMS.items():
-        screen.print(f"{problem}: {words}.")
+    for problem, meaning in PROBLEMS.items():
+        screen.print(f"{problem}: {meaning}.")
     screen.print(
         f"\n{len(kinds)} methods, each in the group of the problem that it is mostly for.\n"
         "A client keeps mem between rounds, sends up and receives down in a round, all in units of "

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.algorithm import Algorithm, Plan
 from fedkeel.core.features import OwnLoss
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import Record, down_record, form, is_record
@@ -74,6 +74,8 @@ def trial_upload(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype
 
 def _try(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> tuple[Any, Any, Any]:
     """(upload, new client record, the client record before it)."""
+    # Records may have one entry per layer, so the method is planned for these layers.
+    algo = algo.plan(Plan(N=1, S=1, K=1.0, T=1, layers=layers))
     x = torch.zeros(sum(layers.sizes), dtype=dtype)
     server, mem = algo.init(x)
     roles = algo.draw(np.random.default_rng(0), [0])

@@ -18,8 +18,8 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     last: Tensor  # [1] this client's last round, -1 before the first
-    total: Tensor  # [1] sum of the intervals between its rounds
-    count: Tensor  # [1] number of these intervals
+    total: Tensor  # [1] rounds in the intervals between its participations
+    intervals: Tensor  # [1] number of these intervals
 
 
 class Up(NamedTuple):
@@ -54,18 +54,18 @@ class FedAU(Algorithm):
 
     def init(self, x: Tensor) -> tuple[Server, Client]:
         zero = x.new_zeros(1)
-        return Server(x=x), Client(last=zero - 1, total=zero, count=zero)
+        return Server(x=x), Client(last=zero - 1, total=zero, intervals=zero)
 
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         absent = steps.t - mem.last - 1
         whole = torch.floor(absent / self.cutoff)  # intervals of full length in this absence
-        total, count = mem.total + whole * self.cutoff, mem.count + whole
-        weight = torch.where(count > 0, total / count.clamp_min(1), 1.0)  # from participations before this one
+        total, intervals = mem.total + whole * self.cutoff, mem.intervals + whole
+        weight = torch.where(intervals > 0, total / intervals.clamp_min(1), 1.0)  # from participations before this one
         w = steps.copy(down.x)
         for grad in steps:
             grad.descend(w, self.lr)
         rest = absent - whole * self.cutoff
-        new = Client(last=torch.full_like(mem.last, steps.t), total=total + rest + 1, count=count + 1)
+        new = Client(last=torch.full_like(mem.last, steps.t), total=total + rest + 1, intervals=intervals + 1)
         return Up(u=weight * (w - down.x)), new
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
