@@ -16,7 +16,7 @@ import torch
 from rich.progress import track
 
 import fedkeel as fk
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import lookup
 from fedkeel.engine.machine import cores
 from fedkeel.models import make_model
 

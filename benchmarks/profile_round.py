@@ -25,7 +25,7 @@ from workloads import WORKLOADS
 import fedkeel as fk
 import methods
 from fedkeel.core.dense_gradients import Dense
-from fedkeel.core.one_client import OneClient, OneGrad
+from fedkeel.core.steps import OneClient, OneGrad
 from fedkeel.engine.client_work import ClientWork
 from fedkeel.engine.runners.processes import Processes
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import lookup
 
 
 def half_square(output: Tensor, target: Tensor) -> Tensor:

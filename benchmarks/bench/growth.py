@@ -54,12 +54,11 @@ def server_step(method: str, d: int, S: int, m: int) -> Row:
     """The server's part of a round, on prepared uploads."""
     import torch
 
-    from fedkeel.core.algorithm import Plan
+    from fedkeel.core.algorithm import Plan, make
     from fedkeel.core.flat import Layers
-    from fedkeel.core.registry import make
+    from fedkeel.core.records import trial_upload
     from fedkeel.core.round import Round
-    from fedkeel.core.trial import trial_upload
-    from fedkeel.engine.allocator import keep_freed_memory
+    from fedkeel.engine.machine import keep_freed_memory
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)

@@ -20,7 +20,7 @@ from workloads import WORKLOADS, arrays, prepare
 
 import fedkeel as fk
 from fedkeel.core import dense_gradients as dense
-from fedkeel.core import one_client
+from fedkeel.core import steps
 
 Row = dict[str, Any]
 W = WORKLOADS["a"]
@@ -84,10 +84,10 @@ def gradients(fed: fk.Federation, name: str) -> float:
         return wrapped
 
     counted = {
-        (one_client.OneClient, "backward"): lambda self, w, x, y: len(y),
+        (steps.OneClient, "backward"): lambda self, w, x, y: len(y),
         (dense.Dense, "gradient"): lambda self, w, x, y, into: len(y),
-        (one_client.OneGrad, "plus"): lambda self, own, w, *frozen: len(self.y) * FORWARD * len(frozen),  # beside `backward`
-        (one_client.OneGrad, "loss"): lambda self, w: len(self.y) * FORWARD,
+        (steps.OneGrad, "plus"): lambda self, own, w, *frozen: len(self.y) * FORWARD * len(frozen),  # beside `backward`
+        (steps.OneGrad, "loss"): lambda self, w: len(self.y) * FORWARD,
     }
     kept = {place: getattr(*place) for place in counted}
     for place, cost in counted.items():

@@ -17,8 +17,8 @@ from clock import WARM_UP, Clock
 from torch import Tensor, nn
 from workloads import LR, WORKLOADS, arrays
 
-from fedkeel.engine.allocator import keep_freed_memory
 from fedkeel.engine.forked import die_with
+from fedkeel.engine.machine import keep_freed_memory
 
 READY = 4  # rounds with prepared batches; more than the cache can hold
 

@@ -89,7 +89,7 @@ def test_hooks_are_noticed() -> None:
     assert (private.has_hooks(listened), private.has_hooks(free)) == (True, False)
 
 
-@pytest.mark.parametrize("kind", ["BATCH_NORMS", "NORMS", "DROPOUTS"])
+@pytest.mark.parametrize("kind", ["BATCH_NORMS", "NORMS", "DROPOUTS", "CONVOLUTIONS"])
 def test_layers(kind: str) -> None:
     known = [z for z in vars(nn).values() if isinstance(z, type) and issubclass(z, getattr(private, kind))]
     assert set(known) == set(getattr(private, f"PUBLIC_{kind}"))

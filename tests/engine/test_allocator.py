@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedkeel.engine.allocator import OPTIONS, keep_freed_memory
+from fedkeel.engine.machine import ALLOCATOR_OPTIONS, keep_freed_memory
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_the_allocator_keeps_memory(
     if value is not None:
         monkeypatch.setenv("FEDKEEL_MALLOPT", value)
     keep_freed_memory()
-    assert dict(calls) == OPTIONS
+    assert dict(calls) == ALLOCATOR_OPTIONS
 
 
 def test_an_environment_variable_keeps_the_allocator_unchanged(

@@ -27,8 +27,7 @@ from torch.nn.functional import cross_entropy
 import fedkeel as fk
 from fedkeel.engine import loop
 from fedkeel.engine.client_work import ClientTask
-from fedkeel.engine.runners.processes import StoredTask, in_portions
-from fedkeel.engine.state.shared_memory import Tickets
+from fedkeel.engine.runners.processes import StoredTask, Tickets, in_portions
 from fedkeel.errors import StorageError
 from fedkeel.files import write_atomically
 from tests.processes import alive, children, forked, kill, until

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.engine import seeding
-from fedkeel.engine.metric_names import METRIC_NAMES, check_metrics
-from fedkeel.engine.metrics import METRICS
+from fedkeel.engine import seeding, settings
+from fedkeel.engine.metrics import METRICS, check_defined
 from fedkeel.engine.train import make_flat
 
 N, D, CLASSES = 5, 4, 3
@@ -149,8 +148,8 @@ def test_a_measurement_that_a_method_lacks_is_refused(task, algorithm, metric, w
 @pytest.mark.parametrize("algorithm", ["padamfed", "gradma", "vrl-sgd"])
 def test_measurements_are_checked_before_a_method_is_planned(algorithm):
     """The fields that depend on the run are still empty, as when a study file is checked."""
-    check_metrics(["drift"], fk.algorithm(algorithm))
+    check_defined(["drift"], fk.algorithm(algorithm))
 
 
 def test_every_metric_name_has_a_measurement() -> None:
-    assert tuple(METRICS) == METRIC_NAMES
+    assert tuple(METRICS) == settings.METRICS

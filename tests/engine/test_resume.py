@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import lookup
 from fedkeel.engine import loop
 from tests.processes import children, forked, kill, until
 from tests.tasks import digits_fed, same_record, small_net

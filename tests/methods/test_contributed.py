@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedkeel as fk
-from fedkeel.core import registry
+from fedkeel.core import algorithm as registry
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
 from fedkeel.rules.tracking import pick

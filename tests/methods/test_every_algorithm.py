@@ -13,13 +13,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.core.algorithm import STEPS, Algorithm, Plan, algorithm, received
+from fedkeel.core.algorithm import STEPS, Algorithm, Plan, algorithm, algorithms, lookup, received
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import down_record
-from fedkeel.core.registry import algorithms, lookup
-from fedkeel.core.trial import trial_upload
+from fedkeel.core.records import down_record, trial_upload
 from fedkeel.engine.client_work import ClientTask, ClientWork
-from fedkeel.engine.metric_names import check_metrics
+from fedkeel.engine.metrics import check_defined
 from fedkeel.engine.settings import Settings
 from fedkeel.engine.train import make_flat
 from tests.tasks import (
@@ -156,7 +154,7 @@ def test_a_fraction_of_tracking_clients_is_at_most_one(name: str, tracking: floa
         fk.algorithm(name, tracking=tracking).plan(Plan(N=10, S=5, K=1, T=1))
     with pytest.raises(ValueError, match="tracking = 6 is not allowed; at most all clients of a round can track, 5"):
         fk.algorithm(name, tracking=6).plan(Plan(N=10, S=5, K=1, T=1))
-    check_metrics(["drift", "consistency"], fk.algorithm(name, tracking=5))  # in a trial, one client stands for all
+    check_defined(["drift", "consistency"], fk.algorithm(name, tracking=5))  # in a trial, one client stands for all
 
 
 @pytest.mark.parametrize("tracking", [0, 1, 0.5, 3, None])

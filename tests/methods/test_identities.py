@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 
 import fedkeel as fk
-from fedkeel.core.algorithm import Plan
+from fedkeel.core.algorithm import Plan, lookup
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import down_record
-from fedkeel.core.registry import lookup
+from fedkeel.core.records import TrialSteps, ZeroGrad, down_record
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Grad
-from fedkeel.core.trial import TrialSteps, ZeroGrad
 from fedkeel.rules import gradma
 from fedkeel.rules.cone_qp import cone_weights, project
 from tests.reference.qp import project as brute_force

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import fedkeel as fk
-from fedkeel.core.algorithm import Plan
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import Plan, lookup
 from fedkeel.engine import seeding
 from fedkeel.engine.settings import Settings
 from tests.reference.task import Task

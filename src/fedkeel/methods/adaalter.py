@@ -47,7 +47,7 @@ class AdaAlter(Algorithm):
     lr: float = hp(0.5, "eta, local step size", above=0)
     eps: float = hp(1.0, "added to v under the root", above=0)
     eps_mode: str = hp("const", "what is added to v: eps, or k eps^2 in step k = 1..K", choices=("const", "k_eps2"))
-    v0: float = hp(0.0, "first sum of squared gradients", least=0)
+    v0: float = hp(0.0, "initial sum of squared gradients", least=0)
 
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x=x, v=torch.full_like(x, self.v0)), None

@@ -63,7 +63,7 @@ class FAFED(Algorithm):
     a: float = hp(0.1, "how fast the momentum forgets: 1 is plain SGD", least=0, most=1)
     beta: float = hp(0.1, "decay of the second moment", least=0, below=1)
     rho: float = hp(0.1, "added to the root of v", above=0)
-    allow_partial: bool = hp(False, "run although some clients sit out rounds, which the method is not made for")
+    allow_partial: bool = hp(False, "allow rounds without some clients, although the method is made for all")
 
     def plan(self, p: Plan) -> Self:
         need_everyone(self.name, p, self.allow_partial)

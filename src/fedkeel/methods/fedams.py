@@ -53,7 +53,7 @@ class FedAMS(Algorithm):
     beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
     beta2: float = hp(0.99, "decay of the second moment", least=0, below=1)
     eps: float = hp(1e-3, "first and smallest v_hat", above=0)
-    option: str = hp("max", "root of v_hat, which is at least eps; or root of v_hat, plus eps", choices=("max", "amsgrad"))
+    option: str = hp("max", "denominator: sqrt(v_hat) with v_hat >= eps, or sqrt(v_hat) + eps", choices=("max", "amsgrad"))
     bias_correction: bool = hp(False, "divide the moments by 1 - beta^(t + 1), as the authors' code does")
 
     def init(self, x: Tensor) -> tuple[Server, None]:

@@ -56,7 +56,7 @@ class FedPD(Algorithm):
     eta: float = hp(1.0, "inverse strength of the quadratic penalty", above=0)
     p_skip: float = hp(0.0, "p, probability that a round skips communication", least=0, below=1)
     start: str = hp("warm", "local steps start at the last local, or at the global model", choices=("warm", "global"))
-    allow_partial: bool = hp(False, "run although some clients sit out rounds, which the method is not made for")
+    allow_partial: bool = hp(False, "allow rounds without some clients, although the method is made for all")
 
     def plan(self, p: Plan) -> Self:
         need_everyone(self.name, p, self.allow_partial)

@@ -54,7 +54,7 @@ class Scaffnew(Algorithm):
     lr: float = hp(0.1, "gamma, step size", above=0)
     p: float | None = hp(None, "probability to communicate after a step; None: 1 / K", above=0, most=1)
     schedule: str = hp("geometric", "steps of a round: drawn, or always 1 / p", choices=("geometric", "fixed"))
-    allow_partial: bool = hp(False, "run although some clients sit out rounds, which the method is not made for")
+    allow_partial: bool = hp(False, "allow rounds without some clients, although the method is made for all")
 
     def plan(self, p: Plan) -> Self:
         need_everyone(self.name, p, self.allow_partial)

@@ -48,7 +48,7 @@ class VRLSGD(Algorithm):
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
-    allow_partial: bool = hp(False, "run although some clients sit out rounds, which the method is not made for")
+    allow_partial: bool = hp(False, "allow rounds without some clients, although the method is made for all")
 
     def plan(self, p: Plan) -> Self:
         need_everyone(self.name, p, self.allow_partial)

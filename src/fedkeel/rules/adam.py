@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedkeel.core.steps import Steps
@@ -54,6 +55,5 @@ def adam_direction(
 def _weight(beta: float, count: float | Tensor) -> float | Tensor:
     """1 - beta^count. float32 would lose digits of it while the count is small."""
     if isinstance(count, Tensor):
-        weight: Tensor = 1 - beta ** count.double()
-        return weight.to(count.dtype)
+        return torch.sub(1, beta ** count.double()).to(count.dtype)
     return 1 - beta**count
