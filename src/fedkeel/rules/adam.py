@@ -55,5 +55,5 @@ def adam_direction(
 def _weight(beta: float, count: float | Tensor) -> float | Tensor:
     """1 - beta^count. float32 would lose digits of it while the count is small."""
     if isinstance(count, Tensor):
-        return torch.sub(1, beta ** count.double()).to(count.dtype)
-    return 1 - beta**count
+        return (1 - torch.pow(beta, count.double())).to(count.dtype)
+    return float(1 - beta**count)
