@@ -12,7 +12,7 @@ import typer.main
 import fedkeel as fk
 from fedkeel.cli import app as cli
 from fedkeel.cli.options import NAMES
-from fedkeel.cli.study_options import SHARED
+from fedkeel.cli.studies import SHARED
 from fedkeel.core.algorithm import PROBLEMS
 from fedkeel.runs import config
 
