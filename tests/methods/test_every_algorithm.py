@@ -308,14 +308,15 @@ def test_declaration_is_complete(name: str) -> None:
     assert facts.gradients >= 1
     assert cls.__doc__
     assert len(cls.__doc__.split("\n\n")[0]) <= 400
-    server, _ = fk.algorithm(name).plan(Plan(N=4, S=4, K=2, T=4)).init(torch.zeros(5))
+    plan = Plan(N=4, S=4, K=2, T=4, layers=Layers([3, 2]))
+    server, _ = fk.algorithm(name).plan(plan).init(torch.zeros(5))
     assert set(facts.sends) <= set(server._fields)
     for hook in [hook for hook in STEPS if hasattr(cls, hook)]:
         kind = received(cls, hook)
         assert kind is not None, f"{hook} does not say what it receives"
         assert set(kind._fields) == set(facts.sends)  # type: ignore[attr-defined]
     assert set(facts.owns) <= set(server._fields)
-    up = trial_upload(fk.algorithm(name).plan(Plan(N=4, S=4, K=2, T=4)), "client", Layers([3, 2]), torch.float32)
+    up = trial_upload(fk.algorithm(name).plan(plan), "client", plan.layers, torch.float32)
     assert set(facts.tracked) <= set(up._fields)
     for field in dataclasses.fields(cls):
         assert field.metadata.get("doc"), f"{field.name} has no description"

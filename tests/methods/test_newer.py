@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.core.algorithm import Plan
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import trial_upload
 from fedkeel.rules.muon import in_matrices, muon_direction, newton_schulz
@@ -174,5 +175,7 @@ def test_unit() -> None:
 
 
 def test_fedadamw_sends_one_second_moment_per_parameter_tensor() -> None:
-    up = trial_upload(fk.algorithm("fedadamw"), "client", Layers([5, 4, 3]), torch.float32)
+    layers = Layers([5, 4, 3])
+    algo = fk.algorithm("fedadamw").plan(Plan(N=1, S=1, K=1, T=1, layers=layers))
+    up = trial_upload(algo, "client", layers, torch.float32)
     assert [len(z) for z in up] == [12, 3]

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import Algorithm, Plan
 from fedkeel.core.flat import Layers
 from fedkeel.core.steps import Grad, Objective, Steps
 from fedkeel.errors import NotFinite
 
 if TYPE_CHECKING:
+    from fedkeel.core.algorithm import Algorithm
     from fedkeel.core.features import OwnLoss
     from fedkeel.core.round import Round
 
@@ -137,14 +137,15 @@ def exchanges_of(algo: Algorithm) -> list[str]:
 
 
 def trial_upload(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> Record:
-    """What a client uploads in an exchange, for a model with these layers; only shapes and dtypes mean anything."""
+    """What a client uploads in an exchange, for a model with these layers; only shapes and dtypes mean anything.
+
+    The method must be planned for as many layers.
+    """
     return _try(algo, stage, layers, dtype)[0]
 
 
 def _try(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> tuple[Any, Any, Any]:
     """(upload, new client record, the client record before it)."""
-    # Records may have one entry per layer, so the method is planned for these layers.
-    algo = algo.plan(Plan(N=1, S=1, K=1.0, T=1, layers=layers))
     x = torch.zeros(sum(layers.sizes), dtype=dtype)
     server, mem = algo.init(x)
     roles = algo.draw(np.random.default_rng(0), [0])
@@ -153,11 +154,15 @@ def _try(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> tup
     return up, new, mem
 
 
-def check_records(algo: Algorithm) -> None:
-    """Refuses a method whose client hooks do not return an upload record, or change the form of the client record."""
+def check_records(algo: Algorithm, layers: Layers) -> None:
+    """Refuses a method whose client hooks do not return an upload record, or change the form of the client record.
+
+    layers: those of the model for which the method was planned. The trial has as many, all small.
+    """
+    small = Layers([2] * len(layers.sizes))
     for stage in exchanges_of(algo):
         try:
-            up, new, mem = _try(algo, stage, Layers([3, 2]), torch.float32)
+            up, new, mem = _try(algo, stage, small, torch.float32)
         except Exception as error:
             raise ValueError(
                 f"{algo.name}: {stage} fails in a trial step whose gradient is zero: {type(error).__name__}: {error}"
