@@ -39,7 +39,7 @@ class Up(NamedTuple):
     exact=False,
     solves="memory absence",
     family="memory",
-    step="heavy ball, projection on the memory",
+    step="heavy ball, turned to agree with the memory",
     owns="D gram scale",
     same=["memory=0 -> fedavgm beta1=0.5"],
 )

@@ -31,7 +31,7 @@ class Up(NamedTuple):
     exact=False,
     solves="memory drift",
     family="memory",
-    correction="projection on 3 directions",
+    correction="turned to agree with 3 directions",
     gradients=3,
 )
 @dataclass(frozen=True, kw_only=True)
