@@ -43,9 +43,9 @@ class DeltaSGD(Algorithm):
     UNCONFIRMED: whether the listing compares gradients of the same batch, as the code does.
     """
 
-    eta0: float = hp(0.2, "first step size of every round", above=0, grid=(0.2,))
-    gamma: float = hp(2.0, "scale of the step from curvature", above=0, grid=(2,))
-    delta: float = hp(0.1, "how fast steps may grow: by sqrt(1 + delta theta)", least=0, grid=(0.02, 0.1))
+    eta0: float = hp(0.2, "first step size of every round", above=0)
+    gamma: float = hp(2.0, "scale of the step from curvature", above=0)
+    delta: float = hp(0.1, "how fast steps may grow: by sqrt(1 + delta theta)", least=0)
     same_batch: bool = hp(True, "compare two gradients of the same batch: a second gradient a step")
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
 

@@ -55,8 +55,8 @@ class DiLoCo(Algorithm):
     UNCONFIRMED: the paper names Nesterov momentum without its formula; this is the form of three public codes. beta2.
     """
 
-    lr: float = hp(4e-4, "local step size", above=0, grid=(4e-4,))
-    lam: float = hp(0.1, "decoupled weight decay of AdamW", least=0, grid=(0.1,))
+    lr: float = hp(4e-4, "local step size", above=0)
+    lam: float = hp(0.1, "decoupled weight decay of AdamW", least=0)
     beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
     beta2: float = hp(0.95, "decay of the second moment", least=0, below=1)
     eps: float = hp(1e-8, "added to the root of the second moment", above=0)

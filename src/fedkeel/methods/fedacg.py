@@ -50,8 +50,8 @@ class FedACG(Algorithm):
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
-    lam: float = hp(0.85, "lambda, momentum of the server", least=0, below=1, grid=(0.85,))
-    beta: float = hp(0.001, "strength of the pull to z", least=0, grid=(0.001,))
+    lam: float = hp(0.85, "lambda, momentum of the server", least=0, below=1)
+    beta: float = hp(0.001, "strength of the pull to z", least=0)
 
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x=x, m=torch.zeros_like(x), z=x), None

@@ -50,9 +50,9 @@ class FedAdamW(Algorithm):
     block is one parameter tensor.
     """
 
-    lr: float = hp(3e-4, "eta, local step size", above=0, grid=(3e-4, 1e-3))
-    alpha: float = hp(0.5, "weight of the mean direction", least=0, below=1, grid=(0.5, 0.9))
-    lam: float = hp(0.01, "lambda, decoupled weight decay", least=0, grid=(0.001, 0.01))
+    lr: float = hp(3e-4, "eta, local step size", above=0)
+    alpha: float = hp(0.5, "weight of the mean direction", least=0, below=1)
+    lam: float = hp(0.01, "lambda, decoupled weight decay", least=0)
     beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
     beta2: float = hp(0.999, "decay of the second moment", least=0, below=1)
     eps: float = hp(1e-8, "added to the root of the second moment", above=0)

@@ -50,7 +50,7 @@ class FedAU(Algorithm):
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
-    cutoff: int = hp(50, "K of the paper, longest interval that counts as one", least=1, grid=(50,))
+    cutoff: int = hp(50, "K of the paper, longest interval that counts as one", least=1)
 
     def init(self, x: Tensor) -> tuple[Server, Client]:
         zero = x.new_zeros(1)

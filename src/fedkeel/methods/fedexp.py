@@ -45,11 +45,11 @@ class FedExP(Algorithm):
 
     Differs from the authors' code: eps is added to the squared norm as it is. The code adds S eps, so eps = 0.001 S copies
     its runs. As in that code, eps shrinks with the square of a decaying lr, because displacements do.
-    UNCONFIRMED: the paper's formula is taken from two independent implementations; the paper's grids.
+    UNCONFIRMED: the paper's formula is taken from two independent implementations.
     """
 
-    lr: float = hp(0.01, "eta_l, local step size", above=0, grid=(0.01, 0.1))
-    eps: float = hp(1e-3, "added to the squared norm of the mean displacement", above=0, grid=(0.001, 0.1))
+    lr: float = hp(0.01, "eta_l, local step size", above=0)
+    eps: float = hp(1e-3, "added to the squared norm of the mean displacement", above=0)
     average: bool = hp(True, "evaluate the mean of the last two iterates")
 
     def init(self, x: Tensor) -> tuple[Server, None]:

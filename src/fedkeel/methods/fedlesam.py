@@ -45,11 +45,11 @@ class FedLESAM(Algorithm):
 
     Differs from the authors' code: there the perturbation is the server's last update for every client, and an index into
     a flat vector shifts each parameter tensor by one constant number. Here it has one norm over all parameters, rho.
-    UNCONFIRMED: the listing was not read; the paper's grids.
+    UNCONFIRMED: the listing was not read; the paper's rho.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
-    rho: float = hp(0.1, "length of the perturbation", least=0, grid=(0.1, 0.5))
+    rho: float = hp(0.1, "length of the perturbation", least=0)
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
 
     def init(self, x: Tensor) -> tuple[Server, Client]:

@@ -48,9 +48,9 @@ class FedMuon(Algorithm):
     neither Nesterov's form nor scale nor decay. The paper's beta. Another paper of this name (Takezawa et al.) is not this.
     """
 
-    lr: float = hp(3e-4, "eta, local step size of AdamW", above=0, grid=(3e-4, 3e-2))
-    muon_scale: float = hp(10.0, "step size of matrices, times lr", above=0, grid=(0.5, 10))
-    alpha: float = hp(0.5, "weight of the mean direction", least=0, below=1, grid=(0.5,))
+    lr: float = hp(3e-4, "eta, local step size of AdamW", above=0)
+    muon_scale: float = hp(10.0, "step size of matrices, times lr", above=0)
+    alpha: float = hp(0.5, "weight of the mean direction", least=0, below=1)
     beta: float = hp(0.98, "decay of the matrices' momentum", least=0, below=1)
     wd: float = hp(0.01, "decoupled weight decay", least=0)
     beta1: float = hp(0.9, "decay of AdamW's first moment", least=0, below=1)

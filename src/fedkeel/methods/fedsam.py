@@ -40,11 +40,11 @@ class FedSAM(Algorithm):
 
     Differs from public codes: nothing is added to the norm of the gradient (they add 1e-16 to 1e-7). Weight decay is part
     of both gradients (there of the second one only, at w).
-    UNCONFIRMED: the listing of Qu et al. was not read; the update is that of Caldarola et al.'s code. The papers' grids.
+    UNCONFIRMED: the listing of Qu et al. was not read; the update is that of Caldarola et al.'s code. The papers' rho.
     """
 
-    lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.01, 0.1))
-    rho: float = hp(0.1, "radius of the perturbation", least=0, grid=(0.02, 0.05, 0.1, 0.5))
+    lr: float = hp(0.1, "eta_l, local step size", above=0)
+    rho: float = hp(0.1, "radius of the perturbation", least=0)
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
 
     def init(self, x: Tensor) -> tuple[Server, None]:

@@ -60,8 +60,8 @@ class FedSMOO(Algorithm):
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
-    beta: float = hp(10.0, "1 / beta is the strength of the regulariser", above=0, grid=(10, 100))
-    rho: float = hp(0.1, "r of the paper, radius of the perturbation", least=0, grid=(0.1,))
+    beta: float = hp(10.0, "1 / beta is the strength of the regulariser", above=0)
+    rho: float = hp(0.1, "r of the paper, radius of the perturbation", least=0)
     drop_e: bool = hp(False, "send the dual of the perturbation alone, as the authors' public code does")
 
     def init(self, x: Tensor) -> tuple[Server, Client]:

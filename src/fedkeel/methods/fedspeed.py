@@ -57,10 +57,9 @@ class FedSpeed(Algorithm):
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
-    prox: float = hp(0.1, "1 / lambda, strength of the pull to x", above=0, grid=(0.001, 0.01, 0.1, 0.5))
-    alpha: float = hp(0.9375, "weight of the gradient at the perturbed point", least=0, most=1,
-                      grid=(0, 0.5, 0.75, 0.875, 0.9375, 1))  # fmt: skip
-    rho: float = hp(0.1, "radius of the perturbation", least=0, grid=(0.1,))
+    prox: float = hp(0.1, "1 / lambda, strength of the pull to x", above=0)
+    alpha: float = hp(0.9375, "weight of the gradient at the perturbed point", least=0, most=1)
+    rho: float = hp(0.1, "radius of the perturbation", least=0)
     dual: str = hp("own", "whose s_i the server adds: the participants' own, or those of all", choices=("own", "all"))
 
     def init(self, x: Tensor) -> tuple[Server, Client]:

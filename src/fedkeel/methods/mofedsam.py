@@ -48,7 +48,7 @@ class MoFedSAM(Algorithm):
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
     rho: float = hp(0.1, "radius of the perturbation", least=0)
-    alpha: float = hp(0.1, "weight of the client's own gradient", least=0, most=1, grid=(0.1,))
+    alpha: float = hp(0.1, "weight of the client's own gradient", least=0, most=1)
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
 
     def init(self, x: Tensor) -> tuple[Server, None]:
