@@ -135,6 +135,7 @@ def task_like(fed: fk.Federation, algo: fk.Algorithm, cohorts: list[list[int]], 
         loss=loss,
         lr_decay=lr_decay,
         layers=[slice(0, INPUTS), slice(INPUTS, INPUTS + 1)],
+        shapes=[(1, INPUTS), (1,)],
         tracking=tracking,
     )
 
