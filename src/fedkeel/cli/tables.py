@@ -51,7 +51,7 @@ def costs(kind: type[Algorithm]) -> dict[str, str]:
     from fedkeel.core.records import down_record, floats, trial_upload
 
     layers, d = Layers([6000, 4000]), 10000
-    algo = kind().plan(Plan(N=10, S=10, K=10, T=100))
+    algo = kind().plan(Plan(N=10, S=10, K=10, T=100, layers=layers))
     server, memory = algo.init(torch.zeros(d))
     ups = [trial_upload(algo, stage, layers, torch.float32) for stage in ["survey"] * algo.surveys() + ["client"]]
     tracked = kind.facts.tracked
@@ -63,8 +63,8 @@ def costs(kind: type[Algorithm]) -> dict[str, str]:
 
 
 def algorithm_table() -> None:
-    """All methods. A narrow terminal shows fewer columns."""
-    from fedkeel.core.algorithm import algorithms, lookup
+    """All methods, grouped by the problem that they solve. A narrow terminal shows fewer columns."""
+    from fedkeel.core.algorithm import PROBLEMS, algorithms, lookup
 
     screen = console()
     wide = screen.width >= WIDE
@@ -73,18 +73,23 @@ def algorithm_table() -> None:
     shown.columns[0].no_wrap = True
     if wide:
         shown.columns[-1].no_wrap, shown.columns[-1].overflow, shown.columns[-1].max_width = True, "ellipsis", 24
-    kinds = sorted((lookup(name) for name in algorithms()), key=lambda kind: (kind.facts.family, kind.name))
-    for last, kind in zip([None, *kinds], kinds, strict=False):
-        facts, cost = kind.facts, costs(kind)
-        if last is None or last.facts.family != facts.family:
+    kinds = [lookup(name) for name in algorithms()]
+    for problem in (*PROBLEMS, ""):  # a method that does not say what it solves comes last
+        group = [kind for kind in kinds if "".join(kind.facts.solves[:1]) == problem]
+        if group:
             shown.add_section()
-            shown.add_row(facts.family, style="bold")
-        words = (facts.local, facts.correction, facts.step)[: len(columns)]
-        paper = [facts.paper.split(",")[0].split(";")[0]] if wide else []
-        shown.add_row(kind.name, *words, cost["memory"], cost["up"], cost["down"], str(facts.gradients), *paper)
+            shown.add_row(problem or "other", style="bold")
+        for kind in group:
+            facts, cost = kind.facts, costs(kind)
+            words = (facts.local, facts.correction, facts.step)[: len(columns)]
+            paper = [facts.paper.split(",")[0].split(";")[0]] if wide else []
+            shown.add_row(kind.name, *words, cost["memory"], cost["up"], cost["down"], str(facts.gradients), *paper)
     screen.print(shown)
+    for problem, meaning in PROBLEMS.items():
+        screen.print(f"{problem}: {meaning}.")
     screen.print(
-        f"{len(kinds)} methods. A client keeps mem between rounds, sends up and receives down in a round, all in units of "
+        f"\n{len(kinds)} methods, each in the group of the problem that it is mostly for.\n"
+        "A client keeps mem between rounds, sends up and receives down in a round, all in units of "
         "the model's size (Y of the S clients track); grad: gradients per local step.\n"
         "`fedkeel algorithms NAME` shows one method."
     )
@@ -94,12 +99,12 @@ def algorithm_page(name: str) -> None:
     """What a user needs to know of one method to choose it and to set its hyper-parameters."""
     import dataclasses
 
-    from fedkeel.core.algorithm import lookup
+    from fedkeel.core.algorithm import PROBLEMS, lookup
     from fedkeel.core.hyperparameters import allowed
 
     kind = lookup(name)
     screen, facts, cost = console(), kind.facts, costs(kind)
-    screen.print(f"{name}, {facts.family}\n", style="bold")
+    screen.print(f"{name}, for {' and '.join(facts.solves)}\n" if facts.solves else f"{name}\n", style="bold")
     for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
         screen.print(" ".join(paragraph.split()) + "\n")
     settings = table("setting", "default", "allowed", "papers' grid", "meaning")
@@ -109,6 +114,8 @@ def algorithm_page(name: str) -> None:
         settings.add_row(field.name, _value(field.default), allowed(field), grid or "-", field.metadata.get("doc", ""))
     screen.print(settings)
     lines = {
+        "solves": "; ".join(f"{word}: {PROBLEMS[word]}" for word in facts.solves) or "it does not say",
+        "family": facts.family,
         "local step": facts.local,
         "correction": facts.correction,
         "server step": facts.step,

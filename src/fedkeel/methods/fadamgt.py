@@ -37,6 +37,7 @@ class Up(NamedTuple):  # of one client; `server` gets them stacked, [S, d]
     paper="Parameter Tracking in Federated Learning with Adaptive Optimization, Algorithm 1",
     sends="x y",
     exact=True,
+    solves="adaptivity drift",
     family="tracking",
     local="AMSGrad",
     correction="+ y - y_i before the moments",

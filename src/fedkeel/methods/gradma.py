@@ -41,6 +41,7 @@ class Up(NamedTuple):  # of one client; `server` gets them stacked, [S, d]
     paper="Luo et al. 2023, GradMA, Algorithms 1 to 4",
     sends="x",
     exact=False,
+    solves="memory absence drift",
     family="memory",
     correction="turned to agree with 3 directions",
     step="heavy ball, turned to agree with the memory",

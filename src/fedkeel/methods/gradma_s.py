@@ -37,6 +37,7 @@ class Up(NamedTuple):
     paper="Luo et al. 2023, GradMA, Algorithms 3, 4 and 8",
     sends="x",
     exact=False,
+    solves="memory absence",
     family="memory",
     step="heavy ball, turned to agree with the memory",
     owns="D gram scale",

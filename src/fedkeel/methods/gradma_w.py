@@ -29,6 +29,7 @@ class Up(NamedTuple):
     paper="Luo et al. 2023, GradMA, Algorithms 2 and 7",
     sends="x",
     exact=False,
+    solves="memory drift",
     family="memory",
     correction="turned to agree with 3 directions",
     gradients=3,

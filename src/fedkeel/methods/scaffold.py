@@ -31,6 +31,7 @@ class Up(NamedTuple):  # of one client; `server` gets them stacked, [S, d]
     paper="Karimireddy et al. 2020, Algorithm 1, options I and II",
     sends="x c",
     exact=True,
+    solves="drift",
     family="tracking",
     correction="+ c - c_i",
 )
