@@ -398,7 +398,7 @@ def test_a_machine_on_which_no_worker_can_live(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("S", [1, 2, 3, 10, 100])
 def test_portions_hold_every_client_once_and_leave_enough_to_share(S: int, workers: int) -> None:
     tasks = [
-        StoredTask(ClientTask("client", 0, 7 * position, 1 + position % 4, {}, position), None, None)
+        StoredTask(ClientTask("client", 0, 7 * position, 1 + position % 4, {}, position), None, None, position)
         for position in range(S)
     ]
     portions = in_portions(tasks, workers)

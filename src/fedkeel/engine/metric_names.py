@@ -16,6 +16,7 @@ from fedkeel.core.trial import trial_upload
 from fedkeel.errors import nearest, refuse
 
 METRIC_NAMES = ("train", "gradient_norm", "consistency", "drift", "tracking", "qp")
+NEED_UPLOADS = {"consistency", "drift", "qp"}  # these look at the uploads one by one
 CONTROL_VARIATES = ("c", "y", "lam")  # fields of a client's record that estimate its gradient (or Adam direction)
 
 

@@ -6,6 +6,7 @@ import torch
 
 from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.state.store import Store
+from fedkeel.engine.totals import Totals
 from fedkeel.errors import describe
 
 
@@ -15,14 +16,15 @@ class Sequential:
 
     def run(self, exchange: Exchange) -> Uploads:
         S, b = len(exchange.ids), len(exchange.buffers)
-        stack: RecordStack | None = None
+        stack: RecordStack | Totals | None = None
         uploads = Uploads(None, torch.zeros(S, b, dtype=torch.float64), torch.zeros(S).double(), {}, {})
         tasks = exchange.tasks()
         for task, samples in zip(tasks, self.work.samples(tasks), strict=True):
             position, mem = task.position, self.store.read(task.client)
             try:
                 result = self.work.run_client(task, exchange.down, exchange.buffers, mem, samples)
-                stack = stack or RecordStack(result.up, S)
+                if stack is None:
+                    stack = Totals(exchange.sums, result.up) if exchange.sums else RecordStack(result.up, S)
                 stack.put(position, result.up)
             except Exception as error:  # whatever a client's code raises is that client's fault
                 uploads.faults[position] = describe(error)
@@ -33,7 +35,10 @@ class Sequential:
             if result.mem is not None:
                 slot = uploads.slots[position] = self.store.stage()
                 self.store.write(slot, result.mem)
-        uploads.up = stack.record if stack else None
+        if isinstance(stack, Totals):
+            uploads.totals = stack
+        elif stack is not None:
+            uploads.up = stack.record
         return uploads
 
     def close(self) -> None:
