@@ -1,13 +1,13 @@
 """Runs the clients of an exchange so that their uploads need not be kept, if the server step needs nothing but sums.
 
-The runner adds uploads up as they come. The clients' weights depend on who answers, and the runner assumes that all do. If a
-client fails, its sums are wrong and the others run again without it. That is possible because a client's result follows from
-(seed, round, client) and its record, and records change only after the exchange has succeeded. So the bits are those of an
-exchange that keeps all uploads.
+If the uploads of an exchange would take much memory, the runner adds them up as they come. The clients' weights depend on who
+answers, and the runner assumes that all do. If a client fails, the sums are wrong, and the others run again without it. That
+is possible because a client's result follows from (seed, round, client) and its record, and records change only after the
+exchange has succeeded. So the bits are those of an exchange that keeps all uploads.
 
-A client that failed once is a suspect: next time it runs before the others, and only if it fails again, the others run
-without it. So a client that always fails costs nothing more than before. If new clients fail again and again, the run keeps
-all uploads from then on, because running everything twice would cost more than memory does.
+A client that failed is a suspect. When it takes part again, it runs before the others, and if it fails again, the others run
+without it. So a client that always fails costs no more than it would if uploads were kept. If other clients fail again and
+again, the run keeps all uploads from then on, because running everything twice would cost more than memory does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from fedkeel.engine.client_work import Exchange, Uploads
 from fedkeel.engine.runners.choice import Runner
 from fedkeel.engine.totals import SumPlan
 
-REPEATS = 3  # so many exchanges may run twice before the run keeps all uploads
+Facts = Callable[[Exchange, list[int], bool], Round]
+REPEATS = 3  # so often clients may run again before the run keeps all uploads
 
 
 @dataclass
@@ -42,24 +43,24 @@ class Answers:
 class Folding:
     """Runs the exchanges of a run."""
 
-    def __init__(self, algo: Algorithm, store: Any, facts: Callable[[Exchange], Round]) -> None:
-        """facts: the round as the server would see it if all clients of the exchange answered."""
-        self.store, self.facts = store, facts
+    def __init__(self, algo: Algorithm, store: Any) -> None:
+        self.store = store
         # A step that has changed its own fields in place could not be tried again with all uploads.
         needs_rows = bool(algo.facts.owns)
         self.asked = {stage: None if needs_rows else sums_asked(algo, stage) for stage in exchanges_of(algo)}
         self.suspects: set[int] = set()  # clients that failed when they took part last
         self.repeats = 0
 
-    def run(self, runner: Runner, exchange: Exchange, keep: bool, least: int) -> Answers:
-        """keep: the uploads are needed one by one.  least: with fewer answers than this, the exchange does not count."""
+    def run(self, runner: Runner, exchange: Exchange, facts: Facts, keep: bool, least: int) -> Answers:
+        """facts: the round as the server sees it, from (exchange, positions of the clients that answered, last).
+        keep: the uploads are needed one by one.  least: with fewer answers than this, the exchange does not count."""
         if keep or self.repeats >= REPEATS or self.asked[exchange.stage] is None:
             uploads = runner.run(exchange)
             return Answers(exchange, uploads, _named(exchange, uploads), uploads.cause)
-        faults, cause = self._faults_of_suspects(runner, exchange)
+        faults, cause = self._faults_of_suspects(runner, exchange, facts)
         left = _without(exchange, faults)
         while True:
-            uploads = runner.run(self._folded(left)) if left.ids else _nothing(left)
+            uploads = runner.run(self._folded(left, facts)) if left.ids else _nothing(left)
             new = _named(left, uploads)
             faults, cause = faults | new, cause or uploads.cause
             if not new or uploads.totals is None or len(new) == len(left.ids) or len(exchange.ids) - len(faults) < least:
@@ -75,20 +76,22 @@ class Folding:
         for slot in uploads.slots.values():
             self.store.discard(slot)
 
-    def _faults_of_suspects(self, runner: Runner, exchange: Exchange) -> tuple[dict[str, str], Exception | None]:
+    def _faults_of_suspects(
+        self, runner: Runner, exchange: Exchange, facts: Facts
+    ) -> tuple[dict[str, str], Exception | None]:
         """Runs the suspects among the clients alone. Those that answer are no suspects any more."""
         suspects = exchange.only([position for position, client in enumerate(exchange.ids) if client in self.suspects])
         if not suspects.ids:
             return {}, None
-        uploads = runner.run(self._folded(suspects))
+        uploads = runner.run(self._folded(suspects, facts))
         self.discard(uploads)
         faults = _named(suspects, uploads)
         self.suspects -= {client for client in suspects.ids if str(client) not in faults}
         return faults, uploads.cause
 
-    def _folded(self, exchange: Exchange) -> Exchange:
+    def _folded(self, exchange: Exchange, facts: Facts) -> Exchange:
         """The exchange with the weights that its clients have if all of them answer."""
-        r, asked = self.facts(exchange), self.asked[exchange.stage]
+        r, asked = facts(exchange, list(range(len(exchange.ids))), True), self.asked[exchange.stage]
         assert asked is not None
         exchange.sums = SumPlan(asked, {"avg": r.p.tolist(), "share": r.weight.tolist()})
         return exchange

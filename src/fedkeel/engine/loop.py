@@ -117,9 +117,7 @@ class Trainer:
         seen = self.N if self.algo.warms_up() else min(self.N, settings.rounds * self.S)
         path = None if self.directory is None else self.directory.store
         self.store = engine.remote.store if engine.remote else open_store(self.initial, seen, self.S, path, store == "disk")
-        self.folding = Folding(
-            self.algo, self.store, lambda exchange: self._round_facts(exchange, list(range(len(exchange.ids))), True)
-        )
+        self.folding = Folding(self.algo, self.store)
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
         self._saved, self._cost = time.monotonic(), 0.0
@@ -186,20 +184,21 @@ class Trainer:
         keep = bool(NEED_UPLOADS & set(self.metrics)) and self._evaluates(exchange.t)
         # `_warm_up` counts the faults of all its exchanges together.
         least = 0 if exchange.stage == "warmup" else min(self.settings.min_clients, len(exchange.ids))
-        answers = self.folding.run(runner, exchange, keep, least)
+        answers = self.folding.run(runner, exchange, self._round_facts, keep, least)
         exchange, uploads = answers.exchange, answers.uploads
         if least:
             self._check_enough(planned, answers)
         kept = [position for position in range(len(exchange.ids)) if position not in uploads.faults]
         r = facts = self._round_facts(exchange, kept, last)
-        up, buffers, losses = uploads.up, uploads.buffers, uploads.losses
-        if up is not None and uploads.faults:
-            up, buffers, losses = type(up)(*(z[kept] for z in up)), buffers[kept], losses[kept]
+        buffers, losses = uploads.buffers, uploads.losses
         if uploads.totals is not None and kept:
             up = uploads.totals.like
             given, facts = sealed(up), SumsOnlyRound(**vars(r), total=uploads.totals.take)
         else:
-            given = up = up or no_uploads(self.work.upload_templates()[exchange.stage])
+            given = up = uploads.up or no_uploads(self.work.upload_templates()[exchange.stage])
+        if uploads.faults:
+            buffers, losses = buffers[kept], losses[kept]
+            given = up = type(up)(*(z[kept] for z in up))
         try:
             new = getattr(self.algo.at(exchange.t, self.settings.lr_decay), step)(self.server, given, facts)
             if form(new) != form(self.server):

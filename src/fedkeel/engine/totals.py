@@ -9,6 +9,14 @@ from torch import Tensor
 
 from fedkeel.core.sums import NotASum, Sum
 
+KEEP = 1 << 25  # bytes; uploads that take no more than this together are kept, and no exchange has to run twice
+
+
+def room(up: Any) -> int:
+    """How many uploads like this one may be kept."""
+    nbytes: int = sum(z.nbytes for z in up)
+    return KEEP // max(1, nbytes)
+
 
 class SumPlan(NamedTuple):
     """Which sums the server step will ask for, and the clients' weights in them."""

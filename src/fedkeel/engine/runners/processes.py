@@ -40,10 +40,9 @@ from fedkeel.engine.client_work import ClientTask, ClientWork, Exchange, Samples
 from fedkeel.engine.forked import die_with, interrupts_wait
 from fedkeel.engine.state.shared_memory import Layout, Tickets, shared_block
 from fedkeel.engine.state.store import Store
-from fedkeel.engine.totals import Totals
+from fedkeel.engine.totals import Totals, room
 from fedkeel.errors import describe
 
-KEEP = 1 << 25  # bytes; uploads that take no more than this are kept until all clients are done, which is faster
 AHEAD = 2  # places beside one per worker: clients that are done may wait there for one before them that is not
 DEATHS = 3  # so many workers may die on a client before the client is dropped from the round
 NOTHING = -1  # instead of a position: the worker is between two clients
@@ -211,11 +210,12 @@ class Processes:
                 uploads.slots[task.position] = slot
             tasks.append(StoredTask(task, self.store.live.get(task.client), slot, task.position))
         self.finished[:] = 0
-        places = max(len(self.workers) + AHEAD, KEEP // max(1, sum(z[0].nbytes for z in stack)))
+        like = type(stack)(*(z[0] for z in stack))
+        places = max(len(self.workers) + AHEAD, room(like))
         if exchange.sums is None or places >= S:
             self._run_all(tasks, uploads.faults)
         else:
-            uploads.up, uploads.totals = None, Totals(exchange.sums, type(stack)(*(z[0] for z in stack)))
+            uploads.up, uploads.totals = None, Totals(exchange.sums, like)
             self._run_in_order(tasks, places, uploads.totals, uploads.faults)
         return uploads
 

@@ -6,7 +6,7 @@ import torch
 
 from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.state.store import Store
-from fedkeel.engine.totals import Totals
+from fedkeel.engine.totals import Totals, room
 from fedkeel.errors import describe
 
 
@@ -24,7 +24,8 @@ class Sequential:
             try:
                 result = self.work.run_client(task, exchange.down, exchange.buffers, mem, samples)
                 if stack is None:
-                    stack = Totals(exchange.sums, result.up) if exchange.sums else RecordStack(result.up, S)
+                    sums = exchange.sums if room(result.up) < S else None
+                    stack = RecordStack(result.up, S) if sums is None else Totals(sums, result.up)
                 stack.put(position, result.up)
             except Exception as error:  # whatever a client's code raises is that client's fault
                 uploads.faults[position] = describe(error)
