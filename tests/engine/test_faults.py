@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
-from fedkeel.engine import loop
-from fedkeel.engine.client_work import ClientTask
+from fedkeel.engine import loop, totals
+from fedkeel.engine.client_work import ClientTask, ClientWork
+from fedkeel.engine.runners import processes
 from fedkeel.engine.runners.processes import StoredTask, in_portions
 from fedkeel.engine.state.shared_memory import Tickets
 from fedkeel.errors import StorageError
@@ -40,6 +41,15 @@ ALL = [list(range(N))] * 4
 
 every_engine = pytest.mark.parametrize("engine", ["sequential", "vectorized", "processes"])
 one_by_one = pytest.mark.parametrize("engine", ["sequential", "processes"])
+kept_and_summed = pytest.mark.usefixtures("uploads")
+
+
+@pytest.fixture(params=["kept", "summed"])
+def uploads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads as small as here are kept for the server step. Large ones are added up as they come."""
+    if request.param == "summed":
+        monkeypatch.setattr(totals, "KEEP", 0)
+        monkeypatch.setattr(processes, "AHEAD", 0)
 
 
 def make_fed() -> fk.Federation:
@@ -107,6 +117,7 @@ FAULTS = [
 ]
 
 
+@kept_and_summed
 @pytest.mark.parametrize(("engine", "loss", "why"), FAULTS)
 def test_a_bad_client_is_dropped_named_and_leaves_no_trace(tmp_path: Path, engine: str, loss: Any, why: str) -> None:
     """The bad client takes part in round 0 and fails from then on: as if it had not been asked."""
@@ -124,6 +135,7 @@ def test_a_bad_client_is_dropped_named_and_leaves_no_trace(tmp_path: Path, engin
     assert all(np.isfinite(row["train_loss"]) for row in run.history)
 
 
+@kept_and_summed
 @every_engine
 def test_a_client_that_never_succeeds_keeps_no_record(engine: str) -> None:
     run = train(engine, loss=times(float("nan")))
@@ -131,6 +143,7 @@ def test_a_client_that_never_succeeds_keeps_no_record(engine: str) -> None:
     assert all(run.clients[client] is not None for client in REST)
 
 
+@kept_and_summed
 @every_engine
 def test_nan_in_the_data(engine: str) -> None:
     x = FED.x.clone()
@@ -150,6 +163,7 @@ def test_a_bad_client_does_not_take_its_group_along() -> None:
     assert agree("vectorized", run.params, train("vectorized", cohort=[REST] * 3, local_steps=2).params)
 
 
+@kept_and_summed
 @one_by_one
 def test_statistics_that_are_not_finite_are_a_fault(engine: str) -> None:
     """Inputs so large that BatchNorm's variance overflows, while the update, divided by it, is finite."""
@@ -164,6 +178,7 @@ def test_statistics_that_are_not_finite_are_a_fault(engine: str) -> None:
     assert all(bool(torch.isfinite(b).all()) for b in run.model.buffers())
 
 
+@kept_and_summed
 @every_engine
 def test_too_few_answers_stop_the_run_and_it_can_go_on(tmp_path: Path, engine: str) -> None:
     train(engine, rounds=1, out=tmp_path, min_clients=N)
@@ -181,6 +196,7 @@ def test_too_few_answers_stop_the_run_and_it_can_go_on(tmp_path: Path, engine: s
     assert [row["round"] for row in run.history] == [0, 1, 2]
 
 
+@kept_and_summed
 def test_a_smaller_min_clients_lets_the_run_go_on(tmp_path: Path) -> None:
     bad = times(float("nan"))
     with pytest.raises(fk.RoundError):
@@ -189,6 +205,7 @@ def test_a_smaller_min_clients_lets_the_run_go_on(tmp_path: Path) -> None:
     assert torch.equal(run.params, train(cohort=[REST] * 3).params)
 
 
+@kept_and_summed
 @every_engine
 def test_no_answer_at_all(engine: str) -> None:
     def broken(output: Tensor, target: Tensor) -> Tensor:
@@ -198,6 +215,7 @@ def test_no_answer_at_all(engine: str) -> None:
         train(engine, loss=broken)
 
 
+@kept_and_summed
 def test_a_failing_warm_up_starts_again(tmp_path: Path) -> None:
     """Before the warm-up is complete there is nothing to go on from."""
 
@@ -216,6 +234,7 @@ def test_a_failing_warm_up_starts_again(tmp_path: Path) -> None:
     assert torch.equal(go().params, go(out=None, resume=False).params)
 
 
+@kept_and_summed
 def test_a_warm_up_in_which_everybody_fails_ends_soon_and_says_why() -> None:
     calls = []
 
@@ -230,6 +249,7 @@ def test_a_warm_up_in_which_everybody_fails_ends_soon_and_says_why() -> None:
     assert len(calls) <= 12
 
 
+@kept_and_summed
 @pytest.mark.parametrize("cohort", [1, 3])
 @pytest.mark.parametrize("method", ["padamfed", "fafed"])
 def test_who_fails_in_the_warm_up_is_named_and_stops_nobody(method: str, cohort: int) -> None:
@@ -337,6 +357,7 @@ def once(marker: Path) -> bool:
     return True
 
 
+@kept_and_summed
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_killed_in_the_middle_changes_nothing(tmp_path: Path, workers: int) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -352,6 +373,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(tmp_path: Path, workers: 
     assert all(same_record(run.clients[i], straight.clients[i]) for i in range(N))
 
 
+@kept_and_summed
 @pytest.mark.parametrize("seed", range(3))
 def test_workers_killed_from_outside_change_nothing(seed: int) -> None:
     """At two random moments: idle, between two clients or in one."""
@@ -377,6 +399,7 @@ def test_workers_killed_from_outside_change_nothing(seed: int) -> None:
     assert sum(row["dropped"] for row in run.history) == 0
 
 
+@kept_and_summed
 @pytest.mark.parametrize("workers", [2, 4])
 def test_idle_workers_killed_between_rounds(workers: int) -> None:
     def kill_all(row: dict[str, Any]) -> None:
@@ -388,8 +411,9 @@ def test_idle_workers_killed_between_rounds(workers: int) -> None:
     assert sum(row["dropped"] for row in run.history) == 0
 
 
+@kept_and_summed
 def test_a_machine_on_which_no_worker_can_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tickets, "draw", lambda self: os._exit(7))  # before it begins a client
+    monkeypatch.setattr(ClientWork, "samples", lambda self, tasks: os._exit(7))  # before it begins a client
     with pytest.raises(fk.RoundError, match=r"0 of 6 clients answered.*workers died.*exit code 7"):
         train("processes")
 
@@ -424,6 +448,7 @@ def test_every_ticket_is_drawn_once() -> None:
     tickets.close()
 
 
+@kept_and_summed
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_client_that_kills_its_workers_is_dropped(workers: int) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -439,6 +464,7 @@ def test_a_client_that_kills_its_workers_is_dropped(workers: int) -> None:
     assert torch.equal(run.params, train(cohort=[REST] * 2, rounds=2).params)
 
 
+@kept_and_summed
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_slow_client_is_dropped(workers: int) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -455,6 +481,7 @@ def test_a_slow_client_is_dropped(workers: int) -> None:
     assert children(os.getpid()) == []
 
 
+@kept_and_summed
 def test_slow_clients_within_the_limit_are_not_dropped() -> None:
     """The limit is for one client: those that wait behind it in a worker's queue have all of it left."""
 
@@ -466,6 +493,7 @@ def test_slow_clients_within_the_limit_are_not_dropped() -> None:
     assert run.history[0]["faults"] == {}
 
 
+@kept_and_summed
 def test_a_client_that_exits_is_dropped() -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         if in_worker() and bool((target == MARK).any()):
@@ -485,6 +513,7 @@ def interrupt(row: dict[str, Any]) -> None:
     raise Interrupt
 
 
+@kept_and_summed
 def test_no_worker_outlives_the_run() -> None:
     assert children(os.getpid()) == []
     train("processes")
@@ -498,6 +527,7 @@ def test_no_worker_outlives_the_run() -> None:
     assert multiprocessing.active_children() == []
 
 
+@kept_and_summed
 def test_ctrl_c_in_the_middle_of_a_round_is_quick(tmp_path: Path) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         if os.getpid() not in driver:
@@ -520,6 +550,7 @@ def test_ctrl_c_in_the_middle_of_a_round_is_quick(tmp_path: Path) -> None:
         assert child.exitcode == 0
 
 
+@kept_and_summed
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_workers_die_with_the_driver(tmp_path: Path, busy: bool) -> None:
     """Also one that is in the middle of a long client: it would write to client memory that a resumed run uses."""

@@ -1,9 +1,9 @@
 """Runs the clients of an exchange so that their uploads need not be kept, if the server step needs nothing but sums.
 
-If the uploads of an exchange would take much memory, the runner adds them up as they come. The clients' weights depend on who
-answers, and the runner assumes that all do. If a client fails, the sums are wrong, and the others run again without it. That
-is possible because a client's result follows from (seed, round, client) and its record, and records change only after the
-exchange has succeeded. So the bits are those of an exchange that keeps all uploads.
+If the uploads of an exchange would take much memory, the runner adds them up as they come. The clients' weights depend on
+who answers, and the runner assumes that all do. If a client fails, the sums are wrong, and the others run again without it.
+That is possible because a client's result follows from (seed, round, client) and its record, and records change only after
+the exchange has succeeded. So the bits are those of an exchange that keeps all uploads.
 
 A client that failed is a suspect. When it takes part again, it runs before the others, and if it fails again, the others run
 without it. So a client that always fails costs no more than it would if uploads were kept. If other clients fail again and
@@ -24,7 +24,7 @@ from fedkeel.core.sums import sums_asked
 from fedkeel.core.trial import exchanges_of
 from fedkeel.engine.client_work import Exchange, Uploads
 from fedkeel.engine.runners.choice import Runner
-from fedkeel.engine.totals import SumPlan
+from fedkeel.engine.totals import SumPlan, room
 
 Facts = Callable[[Exchange, list[int], bool], Round]
 REPEATS = 3  # so often clients may run again before the run keeps all uploads
@@ -48,19 +48,24 @@ class Folding:
         # A step that has changed its own fields in place could not be tried again with all uploads.
         needs_rows = bool(algo.facts.owns)
         self.asked = {stage: None if needs_rows else sums_asked(algo, stage) for stage in exchanges_of(algo)}
+        self.room: dict[str, int] = {}  # exchange -> how many of its uploads may be kept, as soon as one was seen
         self.suspects: set[int] = set()  # clients that failed when they took part last
         self.repeats = 0
 
     def run(self, runner: Runner, exchange: Exchange, facts: Facts, keep: bool, least: int) -> Answers:
         """facts: the round as the server sees it, from (exchange, positions of the clients that answered, last).
         keep: the uploads are needed one by one.  least: with fewer answers than this, the exchange does not count."""
-        if keep or self.repeats >= REPEATS or self.asked[exchange.stage] is None:
+        stage = exchange.stage
+        small = self.room.get(stage, 0) >= len(exchange.ids)
+        if keep or small or self.repeats >= REPEATS or self.asked[stage] is None:
             uploads = runner.run(exchange)
             return Answers(exchange, uploads, _named(exchange, uploads), uploads.cause)
         faults, cause = self._faults_of_suspects(runner, exchange, facts)
         left = _without(exchange, faults)
         while True:
             uploads = runner.run(self._folded(left, facts)) if left.ids else _nothing(left)
+            if uploads.up is not None:
+                self.room[stage] = room(z[:1] for z in uploads.up)
             new = _named(left, uploads)
             faults, cause = faults | new, cause or uploads.cause
             if not new or uploads.totals is None or len(new) == len(left.ids) or len(exchange.ids) - len(faults) < least:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from fedkeel.core.sums import NotASum, Sum
 KEEP = 1 << 25  # bytes; uploads that take no more than this together are kept, and no exchange has to run twice
 
 
-def room(up: Any) -> int:
+def room(up: Iterable[Tensor]) -> int:
     """How many uploads like this one may be kept."""
     nbytes: int = sum(z.nbytes for z in up)
     return KEEP // max(1, nbytes)
