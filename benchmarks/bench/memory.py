@@ -71,7 +71,7 @@ def rounds(method: str, engine: str, width: int, S: int) -> Row:
     import fedkeel as fk
     from fedkeel.core.algorithm import Plan
     from fedkeel.core.flat import Layers
-    from fedkeel.core.trial import trial_upload
+    from fedkeel.core.records import trial_upload
     from fedkeel.engine.machine import cores
 
     n = CLIENTS * SAMPLES

@@ -16,8 +16,8 @@ _PUBLIC = {
     "Federation": "fedkeel.data.federation:Federation",
     "RoundError": "fedkeel.errors:RoundError",
     "Run": "fedkeel.engine.result:Run",
-    "algorithm": "fedkeel.core.registry:make",
-    "algorithms": "fedkeel.core.registry:algorithms",
+    "algorithm": "fedkeel.core.algorithm:make",
+    "algorithms": "fedkeel.core.algorithm:algorithms",
     "from_csv": "fedkeel.data.readers.csv_table:from_csv",
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
@@ -28,9 +28,8 @@ _PUBLIC = {
 __all__ = sorted(_PUBLIC)
 
 if TYPE_CHECKING:
-    from fedkeel.core.algorithm import Algorithm
-    from fedkeel.core.registry import algorithms
-    from fedkeel.core.registry import make as algorithm
+    from fedkeel.core.algorithm import Algorithm, algorithms
+    from fedkeel.core.algorithm import make as algorithm
     from fedkeel.data.federation import Dataset, Federation
     from fedkeel.data.load import load
     from fedkeel.data.readers.csv_table import from_csv

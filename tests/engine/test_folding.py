@@ -23,7 +23,7 @@ from fedkeel.core.sums import Sum, Term, sums_asked
 from fedkeel.engine import folding, totals
 from fedkeel.engine.client_work import Exchange
 from fedkeel.engine.runners import processes
-from fedkeel.engine.runners.sequential import Sequential
+from fedkeel.engine.runners.runner import Sequential
 from tests.engine.test_engines import same, train
 from tests.processes import children, forked
 from tests.tasks import small_net

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedkeel.cli.interrupt import stopped
 from fedkeel.cli.options import NAMES, TaskCommand, task_options, unknown
 from fedkeel.cli.study_options import OVER_HELP, SHARED, StudyFile, shared_options
+from fedkeel.errors import RoundError
 
 TASK = [name for name in NAMES if name != "algorithm"]
 
@@ -196,8 +196,12 @@ def _run(ctx: typer.Context, file: dict[str, Any], shared: SimpleNamespace, out:
     options: dict[str, Any] = {"fresh": shared.fresh, "jobs": shared.jobs, "ray": shared.ray, "trackers": chosen}
     # With --fresh, going on would lose the runs that are complete.
     again = shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh")
-    with stopped(again, lambda: True):
+    try:
         results = run_study(study, out, store=store, command=ctx.obj, **options)
+    except (KeyboardInterrupt, RoundError) as error:
+        from fedkeel.cli.interrupt import stopped
+
+        raise stopped(error, again, kept=True) from error.__cause__
     screen.comparison(results, out)
     if any(row["errors"] for row in results["rows"]):
         raise typer.Exit(1)

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import STEPS, Algorithm
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import Record
+from fedkeel.core.records import Record, trial_upload
 from fedkeel.core.round import Round
-from fedkeel.core.trial import trial_upload
 
 LAYERS = Layers([2, 1])  # of the smallest model that is not trivial
 D = sum(LAYERS.sizes)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 
 from fedkeel.core.algorithm import Algorithm, Plan
-from fedkeel.core.records import Record
+from fedkeel.core.records import Record, exchanges_of, trial_upload
 from fedkeel.core.sums import LAYERS, D, only_plain, sums_asked
-from fedkeel.core.trial import exchanges_of, trial_upload
 
 
 def why_sums_are_not_enough(method: Algorithm) -> str | None:

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.records import exchanges_of
 from fedkeel.core.round import Round
 from fedkeel.core.sums import sums_asked
-from fedkeel.core.trial import exchanges_of
 from fedkeel.engine.client_work import Exchange, Uploads
-from fedkeel.engine.runners.choice import Runner
+from fedkeel.engine.runners.runner import Runner
 from fedkeel.engine.totals import SumPlan, room
 
 Facts = Callable[[Exchange, list[int], bool], Round]

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedkeel.engine.state.directory import HOW
-from fedkeel.runs.config import REPLACES, SETTINGS, RunConfig
-from fedkeel.runs.text_values import hyperparameters, literal
+from fedkeel.runs.config import REPLACES, SETTINGS, RunConfig, hyperparameters_from, literal
 from fedkeel.study.file import split_keys
 from fedkeel.study.results.columns import of_target
 from fedkeel.wording import value_text
@@ -87,7 +86,7 @@ def set_values(file: File, changes: Sequence[str]) -> File:
         tables = [methods[name]] + [case["methods"][name] for case in file["cases"] if name in case["methods"]]
         if axis := _axis_of(key.replace("-", "_"), tables, file):
             raise ValueError(f"set = {change!r} is not allowed: {_instead(axis)}")
-        tried = [hyperparameters(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
+        tried = [hyperparameters_from(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
         one_value = len(tried) == 1 and not isinstance(SETTINGS[key].default if key in SETTINGS else None, tuple)
         values = tried[0] if one_value else {known: [one[known] for one in tried] for known in tried[0]}
         methods = methods | {name: methods[name] | values}

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from fedkeel.core.algorithm import lookup
 from fedkeel.core.hyperparameters import is_number
-from fedkeel.core.registry import lookup
 from fedkeel.errors import nearest
 from fedkeel.runs.config import SETTINGS, RunConfig
 from fedkeel.study.file import Search, StudyFile

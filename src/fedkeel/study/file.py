@@ -182,7 +182,7 @@ def split_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 def read_parts(values: Mapping[str, Any]) -> tuple[RunConfig, StudyFile]:
     """The settings of the runs and the keys of the study, from the content of a file."""
-    from fedkeel.core.registry import algorithms, lookup
+    from fedkeel.core.algorithm import algorithms, lookup
     from fedkeel.errors import nearest
 
     task, study = split_keys(values)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeel.core.registry import make
+from fedkeel.core.algorithm import make
 from fedkeel.engine.settings import Settings
 from fedkeel.runs.config import SETTINGS, RunConfig, resolve
 from fedkeel.study.checks import (

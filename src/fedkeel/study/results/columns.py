@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import lookup
 from fedkeel.errors import nearest
 from fedkeel.study.results.numbers import ACCURACIES, target_name
 
