@@ -26,7 +26,8 @@ import tomli_w
 
 from fedkeel.engine.state.directory import ERROR
 from fedkeel.files import read_toml
-from fedkeel.study.changes import choose_cases, choose_methods
+from fedkeel.study.changes import choose_cases
+from fedkeel.study.file import choose_methods
 from fedkeel.study.recipes import read as recipe
 from fedkeel.study.report.table_text import (
     APART,

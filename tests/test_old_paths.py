@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,11 @@ def test_an_old_path_leads_to_the_new_place(module: str, name: str, place: str) 
 @pytest.mark.parametrize("name", ["algorithms", "defaults", "lookup", "make", "nearest"])
 def test_names_that_are_still_in_their_module(name: str) -> None:
     assert callable(getattr(importlib.import_module("fedkeel.core.algorithm"), name))
+
+
+def test_every_module_that_is_gone_has_a_stand_in() -> None:
+    stand_ins = {name for name, module in sys.modules.items() if type(module).__name__ == "_OldModule"}
+    assert stand_ins == set(GONE)
 
 
 def test_other_names_are_unknown() -> None:

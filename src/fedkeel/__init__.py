@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from fedkeel import old_paths
 
 __version__ = "0.1.0"
 
@@ -40,7 +40,21 @@ if TYPE_CHECKING:
     from fedkeel.errors import RoundError
     from fedkeel.runs.from_config import resume
 
-old_paths.install()
+
+class _OldModule(ModuleType):
+    """A module of version 0.1.0 that is gone. `old_paths` knows where its names are now."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        from fedkeel.old_paths import moved
+
+        return moved(self.__name__, name)
+
+
+for _name in ("config", "core.rules", "data.hub", "data.own", "data.sources", "engine.faults", "engine.run"):
+    sys.modules[f"fedkeel.{_name}"] = _OldModule(f"fedkeel.{_name}")
+    sys.modules[f"fedkeel.{_name}"].__file__ = __file__  # `inspect` asks every module for its file
 
 
 def __getattr__(name: str) -> Any:

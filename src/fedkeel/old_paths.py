@@ -1,20 +1,14 @@
 """Import paths of version 0.1.0 still work. Each gives a DeprecationWarning that names the new place.
 
-Modules that are gone: `fedkeel/__init__.py` calls `install`, which adds a finder to the end of Python's import system.
-Python uses it only for modules that it does not find otherwise.
-
-Names that have left a module: the `__getattr__` of that module calls `moved` for a name that it does not have.
+Modules that are gone: `fedkeel/__init__.py` puts an empty module in the place of each.
+Names that have left a module: they are missing there.
+In both cases the module's `__getattr__` calls `moved`. So nothing here runs unless somebody uses an old path.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 # Modules that do not exist any more: old module -> {old name: new place}.
@@ -66,18 +60,3 @@ def moved(module: str, name: str) -> Any:
     message = f"{module}.{name} has moved: write `from {place} import {new}`"
     warnings.warn(message, DeprecationWarning, stacklevel=3)  # the line that uses the old name
     return getattr(importlib.import_module(place), new)
-
-
-class OldModules(MetaPathFinder, Loader):
-    """Makes the modules that are gone."""
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in GONE else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__getattr__ = lambda name: moved(module.__name__, name)  # type: ignore[method-assign]
-
-
-def install() -> None:
-    if not any(isinstance(finder, OldModules) for finder in sys.meta_path):
-        sys.meta_path.append(OldModules())

@@ -12,7 +12,7 @@ import typer.main
 import fedkeel as fk
 from fedkeel.cli import app as cli
 from fedkeel.cli.options import NAMES
-from fedkeel.cli.study_options import SHARED
+from fedkeel.cli.studies import SHARED
 from fedkeel.runs import config
 
 SMALL = ["--clients", "10", "--rounds", "3", "--cohort", "3", "--local-steps", "2", "--model", "logistic"]

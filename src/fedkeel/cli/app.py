@@ -14,8 +14,7 @@ import typer
 
 import fedkeel
 from fedkeel.cli.options import TaskCommand, merged, task_options
-from fedkeel.cli.studies import add_commands
-from fedkeel.cli.study_options import Fresh, MLflow, TensorBoard, Wandb
+from fedkeel.cli.studies import Fresh, MLflow, TensorBoard, Wandb, add_commands
 from fedkeel.errors import RoundError, StorageError
 from fedkeel.wording import amount
 

@@ -169,11 +169,11 @@ def split_table(fed: Federation, plot: Path | None = None) -> None:
     """
     import numpy as np
 
-    from fedkeel.data.label_plot import bubbles_text, label_counts, write_bubbles
+    from fedkeel.data.label_plot import bubbles_text, write_bubbles
     from fedkeel.data.texts import Texts
 
     screen, classes = console(), fed.classes or int(fed.y.max()) + 1
-    counts = label_counts(fed, classes)
+    counts = fed.label_counts(classes)
     if plot is not None:
         write_bubbles(counts, plot, ", ".join(f"{key} {value}" for key, value in fed.origin.items()))
     shape = "text" if isinstance(fed.x, Texts) else f"shape {' x '.join(map(str, fed.shape))}"

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.features import OwnLoss
 from fedkeel.core.flat import Layers
 from fedkeel.core.steps import Grad, Objective, Steps
 from fedkeel.errors import NotFinite
 
 if TYPE_CHECKING:
     from fedkeel.core.algorithm import Algorithm
+    from fedkeel.core.features import OwnLoss
     from fedkeel.core.round import Round
 
 

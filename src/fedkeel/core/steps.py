@@ -11,15 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fedkeel.core.dense_gradients import Dense, is_dense
-from fedkeel.core.features import Net, OwnLoss
 from fedkeel.core.flat import FlatModel, Layers
 from fedkeel.core.torch_private import add_each, backward, copy_each, subtract_each
+
+if TYPE_CHECKING:
+    from fedkeel.core.features import OwnLoss
 
 Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
 # A full gradient takes its samples in pieces. A piece has at most CHUNK samples and at most NUMBERS input numbers, because a
@@ -251,6 +253,8 @@ class OneGrad(Grad):
         return self._decayed(flat, w)
 
     def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
+        from fedkeel.core.features import Net  # few methods look into the model
+
         model, loss = self.steps.objective.model, self.steps.objective.loss
 
         def look() -> tuple[Tensor, Tensor]:
@@ -303,6 +307,8 @@ class OneGrad(Grad):
         self.calls += 1
 
     def loss(self, w: Tensor) -> Tensor:
+        from fedkeel.core.features import Net
+
         objective = self.steps.objective
         loss = objective.loss(Net(objective.model, w)(self.x), self.y)
         return (loss + 0.5 * objective.weight_decay * w.square().sum()).reshape(1)

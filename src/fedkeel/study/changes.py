@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedkeel.engine.state.directory import HOW
-from fedkeel.runs.config import REPLACES, SETTINGS, RunConfig, hyperparameters_from, literal
-from fedkeel.study.file import split_keys
-from fedkeel.study.results.columns import of_target
+from fedkeel.runs.config import REPLACES, SETTINGS, hyperparameters_from, literal
+from fedkeel.study.results.numbers import of_target
 from fedkeel.wording import value_text
 
 File = dict[str, Any]
@@ -40,36 +38,6 @@ def _axis_of(key: str, tables: Sequence[Mapping[str, Any]], file: Mapping[str, A
 
 def _instead(axis: str) -> str:
     return f"the study sweeps over {axis}; --over {axis}=VALUES (of sweep and reproduce) gives that axis other values"
-
-
-def override(file: Mapping[str, Any], settings: Mapping[str, Any]) -> File:
-    """Replaces settings of the run in the file, its cases and its methods."""
-    task, study = split_keys(copy.deepcopy(dict(file)))
-    task = RunConfig(**task).changed(**settings).given
-    task = {key: z for key, z in task.items() if z is not None}  # None: another setting has replaced it
-    gone = {old for key in settings for old in (key, *REPLACES.get(key, ()))}
-    tables = [*study.get("cases", []), *study.get("methods", {}).values()]
-    tables += [table for case in study.get("cases", []) for table in case.get("methods", {}).values()]
-    for table in tables:
-        for key in gone & set(table):
-            del table[key]
-    return task | study
-
-
-def choose_methods(file: File, names: str) -> File:
-    """The methods of --algorithms: those of the file, and others with their defaults."""
-    tables = file.get("methods", {})
-    listed = [name.strip() for name in names.split(",") if name.strip()] or list(tables)
-    if len(set(listed)) < len(listed):
-        raise ValueError(f"algorithms = {names!r} is not allowed; it must be different names")
-    others = set(tables) - set(listed)  # Unknown names in cases stay, so that they are refused later.
-    cases = [dict(case) | {"methods": _without(others, case.get("methods", {}))} for case in file.get("cases", [])]
-    paper = [one | {"values": _without(others, one["values"])} for one in file.get("paper", [])]
-    return file | {"methods": {name: dict(tables.get(name, {})) for name in listed}, "cases": cases, "paper": paper}
-
-
-def _without(names: set[str], values: Mapping[str, Any]) -> File:
-    return {name: z for name, z in values.items() if name not in names}
 
 
 def set_values(file: File, changes: Sequence[str]) -> File:
