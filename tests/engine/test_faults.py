@@ -49,6 +49,7 @@ def uploads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "summed":
         monkeypatch.setattr(totals, "KEEP", 0)
         monkeypatch.setattr(processes, "AHEAD", 0)
+        monkeypatch.setattr(processes, "UNEQUAL", 1)
 
 
 def make_fed() -> fk.Federation:

@@ -39,6 +39,7 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def begin() -> None:
         monkeypatch.setattr(totals, "KEEP", 0)
         monkeypatch.setattr(processes, "AHEAD", 0)
+        monkeypatch.setattr(processes, "UNEQUAL", 1)
 
     return begin
 

@@ -44,7 +44,9 @@ from fedkeel.engine.state.store import Layout, Store, shared_block
 from fedkeel.engine.totals import Totals, room
 from fedkeel.errors import describe
 
-AHEAD = 2  # places beside one per worker: clients that are done may wait there for one before them that is not
+# Places for uploads: one per worker, and more for clients that are done while one before them is not. If clients differ in
+# their steps, that happens often, and with few places workers would stand still.
+AHEAD, UNEQUAL = 2, 4  # places beside one per worker; places per worker if clients differ in their steps
 DEATHS = 3  # after this many workers have died on a client, the round goes on without it
 NOTHING = -1  # instead of a position: the worker is between two clients
 
@@ -212,7 +214,8 @@ class Processes:
             tasks.append(StoredTask(task, self.store.live.get(task.client), slot, task.position))
         self.finished[:] = 0
         like = type(stack)(*(z[0] for z in stack))
-        places = max(len(self.workers) + AHEAD, room(like))
+        W = len(self.workers)
+        places = max(W + AHEAD if len(set(exchange.K)) == 1 else UNEQUAL * W, room(like))
         if exchange.sums is None or places >= S:
             self._run_all(tasks, uploads.faults)
         else:
