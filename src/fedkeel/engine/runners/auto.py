@@ -16,15 +16,16 @@ from fedkeel.engine.runners.measured import Measured, key_of, recall, remember
 from fedkeel.engine.runners.runner import Runner, Sequential
 from fedkeel.engine.state.store import Store
 
-WORTH_MEASURING = 6.0  # seconds; in shorter runs, a trial of all clients at once, about a second, would not pay
+WORTH_MEASURING = 3.0  # seconds; in shorter runs, a trial of all clients at once, up to a second, would not pay
 LONG_STEP = 0.1  # seconds; if a local step takes longer, measuring one of them is enough
-TRIAL_STEPS = 3  # local steps of a trial of all clients at once; the trial runs at least twice
+TRIAL_STEPS = 3  # a trial of all clients at once has at least this many local steps, and runs at least four times
 TRIAL_SHARE = 0.05  # the largest part of the expected time that this trial may take
 TRIAL_BYTES = 1 << 28  # of one vector for every client: beyond that, all clients at once would take too much memory
 REPEAT, BRIEF = 5, 0.1  # a measurement is repeated up to 5 times, or 0.1 s: other programs may have disturbed the first
 ALIKE, PATIENT = 1.25, 1.0  # it is repeated up to 1 s while the two fastest differ by more than this factor
 CLEARLY = 1.25  # an engine with other bits must be faster by this factor
 START_WORKERS = 0.3  # seconds until worker processes are ready, about
+MESSAGES = 0.0005  # seconds that a round takes to reach the workers and come back, about
 COMPILE = 45.0  # seconds that torch.compile takes for a small model, about
 COMPILED_GAIN = 1.5  # how much faster small dense models are when compiled, about (`fedkeel bench --only b`)
 
@@ -48,7 +49,7 @@ def estimates(measured: Measured, exchange: Exchange, rounds: int, workers: int)
     """Engine -> the seconds that it would take, about."""
     expected = {"sequential": measured.round * rounds}
     if workers > 1:
-        expected["processes"] = measured.round * rounds / workers * 1.1 + START_WORKERS
+        expected["processes"] = measured.round * rounds / workers * 1.1 + MESSAGES * rounds + START_WORKERS
     if measured.step is not None:
         expected["vectorized"] = measured.step * max(exchange.K) * rounds
         expected["compiled"] = expected["vectorized"] / COMPILED_GAIN + COMPILE
@@ -76,7 +77,9 @@ def _measure(work: ClientWork, store: Store, exchange: Exchange, rounds: int, wo
     trial = 4 * TRIAL_STEPS / max(exchange.K) * seconds
     if expected < WORTH_MEASURING or trial > TRIAL_SHARE * expected or not _may_run_at_once(work, len(exchange.ids)):
         return Measured(seconds, None)
-    everybody = _part(exchange, len(exchange.ids), TRIAL_STEPS)
+    # With few steps, what a round costs beside its steps would count too much. So take more if that is brief.
+    steps = max(TRIAL_STEPS, int(BRIEF / seconds * max(exchange.K)))
+    everybody = _part(exchange, len(exchange.ids), steps)
     first = _try_vectorized(work, store, everybody)
     if first is None:
         return Measured(seconds, None)
