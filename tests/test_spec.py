@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedkeel as fk
-from fedkeel.core.algorithm import lookup
+from fedkeel.core.algorithm import PROBLEMS, lookup
 
 TEXT = (Path(__file__).parents[1] / "docs/methods.md").read_text()
 # A section is a heading that is a registered name, up to the next heading.
@@ -31,6 +31,17 @@ def test_every_method_has_a_section_with_its_hyperparameters(name: str) -> None:
     assert name in SECTIONS
     fields = {field.name: shown(field.default) for field in dataclasses.fields(lookup(name))}  # type: ignore[arg-type]
     assert dict(ROW.findall(SECTIONS[name])) == fields
+
+
+def test_the_table_by_problem_is_that_of_the_code() -> None:
+    rows = re.findall(r"^\| (\w+) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", TEXT.partition("## By problem")[2], re.M)
+    found = {word: tuple(set(re.findall(r"\(#([^)]+)\)", z)) for z in names) for word, *names in rows if word in PROBLEMS}
+    solves = {name: lookup(name).facts.solves for name in fk.algorithms()}
+    expected = {
+        word: ({n for n in solves if solves[n][0] == word}, {n for n in solves if word in solves[n][1:]})
+        for word in PROBLEMS
+    }
+    assert found == expected
 
 
 def test_no_section_is_about_an_unknown_method() -> None:

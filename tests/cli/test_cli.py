@@ -13,6 +13,7 @@ import fedkeel as fk
 from fedkeel.cli import app as cli
 from fedkeel.cli.options import NAMES
 from fedkeel.cli.studies import SHARED
+from fedkeel.core.algorithm import PROBLEMS
 from fedkeel.runs import config
 
 SMALL = ["--clients", "10", "--rounds", "3", "--cohort", "3", "--local-steps", "2", "--model", "logistic"]
@@ -261,6 +262,8 @@ def test_the_table_of_methods_fits(fedkeel, monkeypatch, width):
     assert max(map(len, out.splitlines())) <= width
     for name in fk.algorithms():
         assert re.search(rf"^ {re.escape(name)} ", out, re.MULTILINE), name
+    groups = re.findall(rf"^ ({'|'.join(PROBLEMS)})$", re.sub(" +$", "", out, flags=re.MULTILINE), re.MULTILINE)
+    assert groups == list(PROBLEMS)  # every problem once, in their order
     scaffold = next(line for line in out.splitlines() if line.startswith(" scaffold "))
     assert re.search(r"\+ c - c_i .* 1 +2 +2 +1\b", scaffold)  # memory, up, down, gradients
     assert ("Karimireddy et al. 2020" in scaffold) == (width == 160)
@@ -273,6 +276,8 @@ def test_the_page_of_a_method(fedkeel):
         assert re.search(rf"^ {field.name} ", out, re.MULTILINE)
     for words in ("Clients run AMSGrad", ">= 0 and <= 1", "0.01, 0.05, 0.1,", "up 2, down 3 a round", "Sun et al. 2023"):
         assert words in out
+    assert out.startswith("fedlada, for adaptivity and drift\n")
+    assert f"drift: {PROBLEMS['drift']}" in " ".join(out.split())
     assert out.splitlines()[-1] == "fedkeel run --algorithm fedlada --lr 0.001 --alpha 0.1"
 
 

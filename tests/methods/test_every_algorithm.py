@@ -57,7 +57,7 @@ class Watched:
 
         self.fed = digits_fed(6)
         self.flat = make_flat(small_net(), 0, "cpu", dtype)
-        self.algo = fk.algorithm(name, **hp).plan(Plan(N=6, S=6, K=3, T=10))
+        self.algo = fk.algorithm(name, **hp).plan(Plan(N=6, S=6, K=3, T=10, layers=self.flat.layers))
         self.settings = Settings(rounds=10, cohort=6, local_steps=3, batch_size=8)
         self.work = ClientWork(self.algo, self.fed, Objective(self.flat, cross_entropy), 0, 8, 1.0)
         self.server, self.mem = self.algo.init(self.flat.vector())
@@ -276,6 +276,9 @@ def settings_of(words: list[str], name: str) -> fk.Algorithm:
     kinds = {field.name: field.default for field in dataclasses.fields(lookup(name))}
     values: dict[str, Any] = {}
     for key, text in (word.split("=") for word in words):
+        if isinstance(kinds[key], bool):
+            values[key] = text == "true"
+            continue
         values[key] = text if isinstance(kinds[key], str) else int(text) if text.isdigit() else float(text)
     return fk.algorithm(name, **values)
 
@@ -301,17 +304,19 @@ def test_declaration_is_complete(name: str) -> None:
     facts = cls.facts
     assert facts.paper
     assert facts.family
+    assert facts.solves
     assert facts.gradients >= 1
     assert cls.__doc__
     assert len(cls.__doc__.split("\n\n")[0]) <= 400
-    server, _ = fk.algorithm(name).plan(Plan(N=4, S=4, K=2, T=4)).init(torch.zeros(5))
+    plan = Plan(N=4, S=4, K=2, T=4, layers=Layers([3, 2]))
+    server, _ = fk.algorithm(name).plan(plan).init(torch.zeros(5))
     assert set(facts.sends) <= set(server._fields)
     for hook in [hook for hook in STEPS if hasattr(cls, hook)]:
         kind = received(cls, hook)
         assert kind is not None, f"{hook} does not say what it receives"
         assert set(kind._fields) == set(facts.sends)  # type: ignore[attr-defined]
     assert set(facts.owns) <= set(server._fields)
-    up = trial_upload(fk.algorithm(name).plan(Plan(N=4, S=4, K=2, T=4)), "client", Layers([3, 2]), torch.float32)
+    up = trial_upload(fk.algorithm(name).plan(plan), "client", plan.layers, torch.float32)
     assert set(facts.tracked) <= set(up._fields)
     for field in dataclasses.fields(cls):
         assert field.metadata.get("doc"), f"{field.name} has no description"
@@ -398,6 +403,13 @@ def test_a_hook_with_its_former_name_is_refused_with_its_new_one(says: str, half
     with pytest.raises(TypeError, match=f"old: it defines {former}, which is now called {now}; rename it"):
         algorithm("old", paper="", sends="x", exact=False, family="SGD")(type("Old", (Algorithm,), body))
     assert "old" not in algorithms()
+
+
+def test_an_unknown_problem_is_refused() -> None:
+    words = r"vague: solves = 'drfit' is not allowed; it must be one or more of drift, adaptivity, sharpness, absence"
+    with pytest.raises(ValueError, match=words):
+        algorithm("vague", paper="", sends="x", exact=False, family="SGD", solves="drfit")(type("Vague", (Algorithm,), {}))
+    assert "vague" not in algorithms()
 
 
 class Sent(NamedTuple):

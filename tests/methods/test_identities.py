@@ -99,6 +99,23 @@ IDENTITIES: list[tuple[str, fk.Algorithm, fk.Algorithm, str]] = [
     ("21", the("mifam", beta1=0.0), the("mifa"), ""),
     ("22", the("gradma-s", memory=0, beta1=0.6), the("fedavgm", beta1=0.6), ""),
     ("G5", the("gradma", memory=0, beta1=0.0), the("gradma-w"), ""),
+    ("25", the("fedexp", lr=0.1, eps=1e12, average=False), the("fedavg"), ""),
+    ("26", the("fedacg", lam=0.0, beta=0.3), the("fedprox", mu=0.3), ""),
+    ("27", the("fedsam", rho=0.0, server_lr=0.8), the("fedavg", server_lr=0.8), ""),
+    ("27", the("fedlesam", rho=0.0, server_lr=0.8), the("fedavg", server_lr=0.8), ""),
+    ("27", the("mofedsam", rho=0.0, alpha=0.3), the("fedcm", alpha=0.3), ""),
+    ("27", the("mofedsam", rho=0.3, alpha=1.0), the("fedsam", rho=0.3), ""),
+    ("27", the("fedgamma", rho=0.0, server_lr=0.8), the("scaffold", server_lr=0.8), ""),
+    ("28", the("fedspeed", rho=0.0, prox=0.5), the("feddyn", alpha=0.5), "all"),
+    ("28", the("fedspeed", alpha=0.0, prox=0.5), the("feddyn", alpha=0.5), "all"),
+    ("28", the("fedspeed", rho=0.0, prox=0.5, dual="all"), the("feddyn", alpha=0.5), ""),
+    ("28", the("fedsmoo", rho=0.0, beta=2.0), the("feddyn", alpha=0.5), ""),
+    ("29", the("fedvarp", server_lr=0.8), the("fedavg", server_lr=0.8), "all"),
+    ("29", the("fedvarp"), the("mifa"), "all"),
+    ("29", the("fedau", server_lr=0.8), the("fedavg", server_lr=0.8), "all"),
+    ("30", the("delta-sgd", gamma=1e30, delta=0.0, eta0=0.05), the("fedavg", lr=0.05), "constant"),
+    ("30", the("delta-sgd", eta0=0.05), the("fedavg", lr=0.05), "K=1 constant"),
+    ("I14", the("diloco", inner="sgd", momentum=0.0, lr=0.05), the("fedavg", lr=0.05, server_lr=0.7), ""),
 ]
 
 
@@ -141,6 +158,14 @@ BROKEN: list[tuple[str, fk.Algorithm, fk.Algorithm, dict[str, Any]]] = [
     ("19", the("feddyn", alpha=0.5), the("fedpd", eta=2.0, start="warm"), {}),
     ("21", the("mifa"), the("fedavg"), {"cohort": 3}),
     ("22", the("gradma-s", memory=5, beta1=0.6), the("fedavgm", beta1=0.6), {}),
+    ("25", the("fedexp", lr=0.1, average=False), the("fedavg"), {}),
+    ("26", the("fedacg", lam=0.5, beta=0.0), the("fedavgm", beta1=0.5), {}),
+    ("27", the("fedlesam", rho=0.1), the("fedavg"), {}),
+    ("28", the("fedspeed", rho=0.0, prox=0.5), the("feddyn", alpha=0.5), {"cohort": 3}),
+    ("29", the("fedvarp"), the("fedavg"), {"cohort": 3}),
+    ("29", the("fedvarp"), the("mifa"), {"cohort": 3}),
+    ("29", the("fedau"), the("fedavg"), {"cohort": 3}),
+    ("30", the("delta-sgd", eta0=0.05), the("fedavg", lr=0.05), {}),
 ]
 
 

@@ -66,6 +66,20 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "mifam": [{"beta1": 0.7, "server_lr": 0.7}],
     "gradma": [{"lr": 0.5}, {"lr": 0.5, "memory": 2, "beta2": 0.9}, {"lr": 0.5, "old_model": "global"}],
     "gradma-w": [{"lr": 0.5}, {"lr": 0.5, "old_model": "global"}],
+    "fedexp": [{"lr": 0.1, "eps": 0.01}, {"average": False}],
+    "fedacg": [{"lam": 0.6, "beta": 0.3}],
+    "fedsam": [{"rho": 0.5, "server_lr": 0.8}],
+    "mofedsam": [{"rho": 0.5, "alpha": 0.3, "server_lr": 0.8}],
+    "fedgamma": [{"rho": 0.5, "server_lr": 0.8}],
+    "fedspeed": [{"rho": 0.5, "alpha": 0.6, "prox": 0.5}, {"dual": "all", "alpha": 1.0}],
+    "fedsmoo": [{"rho": 0.5, "beta": 2.0}, {"drop_e": True}],
+    "fedlesam": [{"rho": 0.5, "server_lr": 0.8}],
+    "fedvarp": [{"server_lr": 0.7}],
+    "fedau": [{"server_lr": 0.7}, {"cutoff": 2}],
+    "delta-sgd": [{"eta0": 0.05, "delta": 0.5, "server_lr": 0.8}, {"eta0": 0.05, "same_batch": False}],
+    "fedadamw": [{"lr": 0.05, "alpha": 0.3, "lam": 0.1, "server_lr": 0.8}],
+    "fedmuon": [{"lr": 0.02, "muon_scale": 2.0, "alpha": 0.3, "wd": 0.1, "server_lr": 0.8}],
+    "diloco": [{"lr": 0.05}, {"lr": 0.05, "state": "reset", "momentum": 0.5, "server_lr": 0.5}],
     "gradma-s": [{}, {"memory": 2}, {"memory": 3, "beta1": 0.9}, {"beta2": 0.0}, {"memory": 0}],
 }
 
@@ -121,6 +135,7 @@ def task_like(fed: fk.Federation, algo: fk.Algorithm, cohorts: list[list[int]], 
         loss=loss,
         lr_decay=lr_decay,
         layers=[slice(0, INPUTS), slice(INPUTS, INPUTS + 1)],
+        shapes=[(1, INPUTS), (1,)],
         tracking=tracking,
     )
 

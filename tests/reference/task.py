@@ -29,6 +29,7 @@ class Task:
     loss: Callable[[int, int, int, Vector], float]  # loss of the same mini-batch as grad
     lr_decay: float = 1.0  # the local learning rate of round t is lr * lr_decay**t
     layers: list[slice] = field(default_factory=list)  # the coordinates of each parameter tensor
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # the shape of each parameter tensor (FedMuon)
     tracking: list[list[int]] = field(default_factory=list)  # Y_t, a subset of cohorts[t] (FAdamET, FAdamGT)
 
     @property

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.cli import study_tables as screen
+from fedkeel.cli import tables as screen
 from fedkeel.engine.state import directory
 from fedkeel.runs import trackers
 from fedkeel.study.changes import tell_changes

@@ -191,7 +191,7 @@ def reproduce(
 
     Every setting can be changed by its option: [bold]fedkeel reproduce gradma/tab1 --cases mnist --rounds 100[/bold].
     """
-    from fedkeel.cli import study_tables as screen
+    import fedkeel.cli.tables as screen
     from fedkeel.study.changes import add_axes, choose_cases, tell_changes
     from fedkeel.study.recipes import read as recipes
 
@@ -277,20 +277,23 @@ def _with_options(file: Mapping[str, Any], settings: Mapping[str, Any], shared: 
 
 
 def _run(ctx: typer.Context, file: dict[str, Any], shared: SimpleNamespace, out: Path, store: Path | None = None) -> None:
-    from fedkeel.cli import study_tables as screen
-    from fedkeel.runs import trackers
+    import fedkeel.cli.tables as screen
     from fedkeel.study.compare import run_study
     from fedkeel.study.study import Study
 
     if shared.jobs is not None and shared.jobs < 1:
         raise ValueError(f"jobs = {shared.jobs} is not allowed; it must be a whole number >= 1")
-    chosen = {name: getattr(shared, name) for name in trackers.TRACKERS if getattr(shared, name) is not None}
+    places = {"tensorboard": shared.tensorboard, "mlflow": shared.mlflow, "wandb": shared.wandb}
+    chosen = {name: place for name, place in places.items() if place is not None}
     if shared.ray is not None and (chosen or shared.jobs is not None):
         name = next(iter(chosen), "jobs")
         raise ValueError(
             f"{name} is not allowed with ray: runs go to all cores of the cluster, and send no rows until they end"
         )
-    trackers.check(chosen)
+    if chosen:
+        from fedkeel.runs.trackers import check
+
+        check(chosen)
     study = Study.read(file)
     options: dict[str, Any] = {"fresh": shared.fresh, "jobs": shared.jobs, "ray": shared.ray, "trackers": chosen}
     # With --fresh, going on would lose the runs that are complete.

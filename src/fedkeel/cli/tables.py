@@ -1,10 +1,11 @@
-"""What the command line prints: tables of methods and data sets, a page per method."""
+"""What the command line prints: tables of methods, data sets and studies, a page per method."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fedkeel.core.algorithm import Algorithm
     from fedkeel.data.federation import Federation
 
+Row = Mapping[str, Any]  # of the results of a study
 PIPE_WIDTH = 180  # columns if the output goes to a pipe or file: long lines are easier to search than wrapped ones
 WIDE = 130  # columns from which the table of methods shows everything
 
@@ -49,7 +51,7 @@ def costs(kind: type[Algorithm]) -> dict[str, str]:
     from fedkeel.core.records import down_record, floats, trial_upload
 
     layers, d = Layers([6000, 4000]), 10000
-    algo = kind().plan(Plan(N=10, S=10, K=10, T=100))
+    algo = kind().plan(Plan(N=10, S=10, K=10, T=100, layers=layers))
     server, memory = algo.init(torch.zeros(d))
     ups = [trial_upload(algo, stage, layers, torch.float32) for stage in ["survey"] * algo.surveys() + ["client"]]
     tracked = kind.facts.tracked
@@ -61,8 +63,8 @@ def costs(kind: type[Algorithm]) -> dict[str, str]:
 
 
 def algorithm_table() -> None:
-    """All methods. A narrow terminal shows fewer columns."""
-    from fedkeel.core.algorithm import algorithms, lookup
+    """All methods, grouped by the problem that they solve. A narrow terminal shows fewer columns."""
+    from fedkeel.core.algorithm import PROBLEMS, algorithms, lookup
 
     screen = console()
     wide = screen.width >= WIDE
@@ -71,18 +73,23 @@ def algorithm_table() -> None:
     shown.columns[0].no_wrap = True
     if wide:
         shown.columns[-1].no_wrap, shown.columns[-1].overflow, shown.columns[-1].max_width = True, "ellipsis", 24
-    kinds = sorted((lookup(name) for name in algorithms()), key=lambda kind: (kind.facts.family, kind.name))
-    for last, kind in zip([None, *kinds], kinds, strict=False):
-        facts, cost = kind.facts, costs(kind)
-        if last is None or last.facts.family != facts.family:
+    kinds = [lookup(name) for name in algorithms()]
+    for problem in (*PROBLEMS, ""):  # a method that does not say what it solves comes last
+        group = [kind for kind in kinds if "".join(kind.facts.solves[:1]) == problem]
+        if group:
             shown.add_section()
-            shown.add_row(facts.family, style="bold")
-        words = (facts.local, facts.correction, facts.step)[: len(columns)]
-        paper = [facts.paper.split(",")[0].split(";")[0]] if wide else []
-        shown.add_row(kind.name, *words, cost["memory"], cost["up"], cost["down"], str(facts.gradients), *paper)
+            shown.add_row(problem or "other", style="bold")
+        for kind in group:
+            facts, cost = kind.facts, costs(kind)
+            words = (facts.local, facts.correction, facts.step)[: len(columns)]
+            paper = [facts.paper.split(",")[0].split(";")[0]] if wide else []
+            shown.add_row(kind.name, *words, cost["memory"], cost["up"], cost["down"], str(facts.gradients), *paper)
     screen.print(shown)
+    for problem, meaning in PROBLEMS.items():
+        screen.print(f"{problem}: {meaning}.")
     screen.print(
-        f"{len(kinds)} methods. A client keeps mem between rounds, sends up and receives down in a round, all in units of "
+        f"\n{len(kinds)} methods, each in the group of the problem that it is mostly for.\n"
+        "A client keeps mem between rounds, sends up and receives down in a round, all in units of "
         "the model's size (Y of the S clients track); grad: gradients per local step.\n"
         "`fedkeel algorithms NAME` shows one method."
     )
@@ -92,12 +99,12 @@ def algorithm_page(name: str) -> None:
     """What a user needs to know of one method to choose it and to set its hyper-parameters."""
     import dataclasses
 
-    from fedkeel.core.algorithm import lookup
+    from fedkeel.core.algorithm import PROBLEMS, lookup
     from fedkeel.core.hyperparameters import allowed
 
     kind = lookup(name)
     screen, facts, cost = console(), kind.facts, costs(kind)
-    screen.print(f"{name}, {facts.family}\n", style="bold")
+    screen.print(f"{name}, for {' and '.join(facts.solves)}\n" if facts.solves else f"{name}\n", style="bold")
     for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
         screen.print(" ".join(paragraph.split()) + "\n")
     settings = table("setting", "default", "allowed", "papers' grid", "meaning")
@@ -107,6 +114,8 @@ def algorithm_page(name: str) -> None:
         settings.add_row(field.name, _value(field.default), allowed(field), grid or "-", field.metadata.get("doc", ""))
     screen.print(settings)
     lines = {
+        "solves": "; ".join(f"{word}: {PROBLEMS[word]}" for word in facts.solves) or "it does not say",
+        "family": facts.family,
         "local step": facts.local,
         "correction": facts.correction,
         "server step": facts.step,
@@ -207,3 +216,92 @@ def client_statistics(fed: Federation, counts: np.ndarray) -> dict[str, np.ndarr
         "label entropy": np.abs(entropy),
         "total variation": distance,
     }
+
+
+# Studies --------------------------------------------------------------------------------------------------------------
+
+
+def comparison(results: Mapping[str, Any], out: Path) -> None:
+    """The end of `fedkeel compare`, `sweep` and `reproduce`."""
+    from fedkeel.study.report.table_text import not_reached_note, place_columns, robustness_text
+    from fedkeel.wording import value_text
+
+    rows, screen = results["rows"], console()
+    axes = [name for name in place_columns(results) if name != "case"]
+    for case in results["cases"]:
+        mine = [row for row in rows if row["case"] == case]
+        if case:
+            screen.print(f"\n{case}", style="bold")
+        _summary(mine, axes)
+    if any(row["targets"] for row in rows):
+        screen.print(f"floats: up and down, per participating client, until the target; {not_reached_note(rows)}")
+    for paper in results["paper"]:
+        _beside_paper(rows, paper)
+    for one in results["robustness"]:
+        at = ", ".join([one["case"]] * bool(one["case"]) + [f"{key} {z}" for key, z in one["at"].items()])
+        who = f"{one['method']} ({at})" if at else one["method"]
+        screen.print(f"{who}: within 5 % of its best {robustness_text(one)}")
+    for one in results["search"]:
+        chosen = [trial for trial in one["trials"] if trial["chosen"]]
+        values = {key: z for trial in chosen for key, z in trial.items() if key not in ("score", "error", "chosen")}
+        chosen_text = one["note"] or ", ".join(f"{key} {value_text(z, key)}" for key, z in values.items())
+        if chosen_text:
+            screen.print(f"search: {one['name']}: {chosen_text}", soft_wrap=True)
+    for row in [row for row in rows if row["dropped"]]:
+        screen.print(
+            f"dropped: {row['name']}: {row['dropped']:.4g} answers of clients a run; metrics.jsonl says whose and why",
+            soft_wrap=True,
+        )
+    for row in rows:
+        for seed, why in row["errors"].items():
+            screen.print(f"failed: {row['name']} seed {seed}: {why}", soft_wrap=True)
+    screen.print(f"files: {out / 'report.html'}, table.csv, results.json", soft_wrap=True)
+
+
+def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:
+    from fedkeel.study.report.table_text import place_of, screen_row
+
+    shown = []
+    for row in rows:
+        line = screen_row(row, row["targets"])
+        shown.append({"method": line.pop("method"), **place_of(row, axes), **line})
+    made = table(*(name if name == "method" else ">" + name.replace(" ", "\n", 1) for name in shown[0]))
+    short = all(len(line["method"].partition("\n")[0]) <= 20 for line in shown)
+    for column in made.columns:  # On a narrow screen, numbers are broken at ± instead of cut.
+        column.no_wrap = short and column is made.columns[0]
+    for line in shown:
+        made.add_row(*line.values())
+    console().print(made)
+
+
+def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
+    """Two lines per method: ours and the paper's."""
+    from fedkeel.study.report.table_text import beside_paper
+
+    found = beside_paper(rows, paper)
+    if not found:
+        return
+    _, *columns = found["heads"]
+    made = table("method", "", *(f">{column}" for column in columns))
+    for column in made.columns:
+        column.no_wrap = False
+    for method, cells in found["lines"].items():
+        made.add_row(method, "ours", *(f"{z['ours']}{' ≠' if z['differs'] else ''}" if z else "" for z in cells))
+        made.add_row("", "paper", *(str(z["theirs"]) if z else "" for z in cells), style="dim")
+    console().print(f"\n{found['metric']}{', %,' if found['percent'] else ''} beside {found['where']}", style="bold")
+    console().print(made)
+    if found["note"]:
+        console().print(found["note"])
+
+
+def recipe_table(recipes: Sequence[tuple[str, str, str, str]]) -> None:
+    """All recipes: (name, title, number of runs, number of trials)."""
+    shown = table("name", "what it is", ">runs", ">trials")
+    shown.columns[0].no_wrap = True
+    for row in recipes:
+        shown.add_row(*row)
+    console().print(shown)
+    console().print("trials: runs that search for hyper-parameters, before the runs that count.")
+    console().print(
+        "`fedkeel reproduce NAME` runs one at the paper's scale, `--scale small` on a laptop, `--show` prints it."
+    )

@@ -33,6 +33,15 @@ if TYPE_CHECKING:  # so that the list of methods is known without torch, for `fe
 # The exchanges of a run, in their order: the hook of the clients, and the hook of the server for their uploads.
 STEPS = {"warmup": "warmup_server", "survey": "survey_server", "client": "server"}
 HOOKS = {"warms_up": "warmup", "surveys": "survey"}  # which hook announces an optional exchange
+# What a method may be good for: the groups of `fedkeel algorithms`, in their order there.
+PROBLEMS = {
+    "drift": "clients differ, so their local steps lead away from the global minimiser",
+    "adaptivity": "one step size does not suit all coordinates, layers or clients, or nobody can tune it",
+    "sharpness": "the model fits the training data and generalises badly, so flat minima are wanted",
+    "absence": "few clients take part in a round, or some take part more often than others",
+    "communication": "rounds are expensive, so each of them should achieve more",
+    "memory": "a round forgets what earlier rounds and absent clients have learnt",
+}
 FORMER_HOOKS = {"begin": "warmup_server", "prepare": "survey_server"}  # their names up to 0.1.0
 
 
@@ -115,6 +124,7 @@ class Facts:
     paper: str  # source, with the number of the listing
     sends: tuple[str, ...]  # server fields that every participant receives
     exact: bool  # with exact gradients and K > 1, is the global minimiser a fixed point although clients differ?
+    solves: tuple[str, ...]  # words of PROBLEMS, the most important first; empty if the method does not say
     family: str  # SGD, server-adaptive, client-adaptive, tracking, momentum, memory
     local: str  # the client's step, in words
     correction: str  # what is added against drift
@@ -141,6 +151,7 @@ def algorithm(
     sends: str,
     exact: bool,
     family: str,
+    solves: str = "",
     local: str = "SGD",
     correction: str = "none",
     step: str = "average",
@@ -157,12 +168,14 @@ def algorithm(
     def register(cls: A) -> A:
         _check_hooks(name, cls)
         _check_received(name, cls, sends.split())
+        _check_problems(name, solves.split())
         _check_free(name, cls)
         cls.name = name
         cls.facts = Facts(
             paper=paper,
             sends=tuple(sends.split()),
             exact=exact,
+            solves=tuple(solves.split()),
             family=family,
             local=local,
             correction=correction,
@@ -214,6 +227,12 @@ def _check_received(name: str, cls: type[Algorithm], sends: Sequence[str]) -> No
                 f"{name}: {hook} takes down: {kind.__name__} with the fields {has!r}, but sends = {' '.join(sends)!r}; "
                 f"declare a NamedTuple Down with just the fields that are sent"
             )
+
+
+def _check_problems(name: str, words: Sequence[str]) -> None:
+    for word in words:
+        if word not in PROBLEMS:
+            raise ValueError(f"{name}: solves = {word!r} is not allowed; it must be one or more of {', '.join(PROBLEMS)}")
 
 
 def _check_free(name: str, cls: type[Algorithm]) -> None:

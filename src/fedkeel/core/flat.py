@@ -34,6 +34,14 @@ class Layers:
         parts = z.split_with_sizes(self.sizes, -1)
         return torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts], dim=-1).double()
 
+    def means(self, z: Tensor) -> Tensor:
+        """z [..., d] -> the mean of every layer, [..., L]."""
+        return torch.stack([part.mean(-1) for part in z.split_with_sizes(self.sizes, -1)], dim=-1)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """One value per layer, [..., L] -> that value in every entry of its layer, [..., d]."""
+        return values.repeat_interleave(torch.tensor(self.sizes, device=values.device), dim=-1)
+
     def scale(self, z: Tensor, factors: Tensor) -> Tensor:
         """Multiplies every layer of z [..., d] in place by its factor, [..., L]."""
         for part, factor in zip(z.split_with_sizes(self.sizes, -1), factors.to(z.dtype).unbind(-1), strict=True):

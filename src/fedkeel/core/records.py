@@ -137,7 +137,10 @@ def exchanges_of(algo: Algorithm) -> list[str]:
 
 
 def trial_upload(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> Record:
-    """What a client uploads in an exchange, for a model with these layers; only shapes and dtypes mean anything."""
+    """What a client uploads in an exchange, for a model with these layers; only shapes and dtypes mean anything.
+
+    The method must be planned for as many layers.
+    """
     return _try(algo, stage, layers, dtype)[0]
 
 
@@ -151,11 +154,15 @@ def _try(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> tup
     return up, new, mem
 
 
-def check_records(algo: Algorithm) -> None:
-    """Refuses a method whose client hooks do not return an upload record, or change the form of the client record."""
+def check_records(algo: Algorithm, layers: Layers) -> None:
+    """Refuses a method whose client hooks do not return an upload record, or change the form of the client record.
+
+    layers: those of the model for which the method was planned. The trial has as many, all small.
+    """
+    small = Layers([2] * len(layers.sizes))
     for stage in exchanges_of(algo):
         try:
-            up, new, mem = _try(algo, stage, Layers([3, 2]), torch.float32)
+            up, new, mem = _try(algo, stage, small, torch.float32)
         except Exception as error:
             raise ValueError(
                 f"{algo.name}: {stage} fails in a trial step whose gradient is zero: {type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ from fedkeel.core.flat import Layers
 from fedkeel.core.records import Record, down_record, floats, trial_upload
 
 D = 1009  # the model size in the trial; no other dimension of a record has it, so it is printed as d
+LAYERS = Layers([D - 9, 9])
 N = 10
 LINE = 18  # pixels
 
@@ -28,7 +29,7 @@ def fields(record: Record | None, tracked: tuple[str, ...] = ()) -> list[str]:
 
 def drawing(algo: Algorithm) -> str:
     """An SVG: what the server keeps, what a client keeps, and what travels between them in a round."""
-    algo = algo.plan(Plan(N=N, S=N, K=1.0, T=100))
+    algo = algo.plan(Plan(N=N, S=N, K=1.0, T=100, layers=LAYERS))
     server, client = algo.init(torch.zeros(D))
     up, first, down = _upload(algo, "client"), None, down_record(algo, server)
     tracked = algo.facts.tracked
@@ -49,7 +50,7 @@ def drawing(algo: Algorithm) -> str:
 
 
 def _upload(algo: Algorithm, stage: str) -> Any:
-    return trial_upload(algo, stage, Layers([D - 9, 9]), torch.float32)
+    return trial_upload(algo, stage, LAYERS, torch.float32)
 
 
 def _svg(name: str, on_server: list[str], on_client: list[str], travels: list[tuple[str, str]], cost: str) -> str:

@@ -44,7 +44,7 @@ def why_noise_is_not_allowed(method: Algorithm) -> str | None:
 
 def _planned(method: Algorithm) -> Algorithm:
     """The method for the smallest run: one client, one round."""
-    return method.plan(Plan(N=1, S=1, K=1.0, T=1))
+    return method.plan(Plan(N=1, S=1, K=1.0, T=1, layers=LAYERS))
 
 
 def _upload(method: Algorithm, stage: str) -> Record:

@@ -95,7 +95,7 @@ class Trainer:
         self.t = 0  # the next round
         self.warm = not self.algo.warms_up()  # is the warm-up done, or does the method have none?
         self.warmup: dict[str, Any] = {}  # what the warm-up cost a client, and who failed: columns of the first row
-        check_records(self.algo)
+        check_records(self.algo, model.layers)
         self.server, initial = self.algo.init(model.vector())
         if algo.facts.private and initial is not None:
             raise ValueError(

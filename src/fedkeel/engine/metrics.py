@@ -183,5 +183,6 @@ def _has_memory(algo: Algorithm) -> bool:
 
 
 def _uploads_dx(algo: Algorithm) -> bool:
-    planned = algo.plan(Plan(N=1, S=1, K=1.0, T=1))
-    return hasattr(trial_upload(planned, "client", Layers([2, 1]), torch.float32), "dx")
+    layers = Layers([2, 1])
+    planned = algo.plan(Plan(N=1, S=1, K=1.0, T=1, layers=layers))
+    return hasattr(trial_upload(planned, "client", layers, torch.float32), "dx")

@@ -27,6 +27,7 @@ class Up(NamedTuple):
     paper="Xie et al. 2019, Local AdaAlter, Algorithm 4; constants from the released code",
     sends="x v",
     exact=False,
+    solves="adaptivity communication",
     family="client-adaptive",
     local="AdaGrad, v frozen",
     step="average x, v",

@@ -31,6 +31,7 @@ class Up(NamedTuple):
     paper="Xu and Huang 2022, Coordinating Momenta for Cross-silo Federated Learning, Algorithm 1",
     sends="z",
     exact=False,
+    solves="communication drift",
     family="momentum",
     local="SGD, momentum",
     correction="starts ahead along the momentum",

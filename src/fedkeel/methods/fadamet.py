@@ -37,6 +37,7 @@ class Up(NamedTuple):
     paper="Parameter Tracking in Federated Learning with Adaptive Optimization, Algorithm 1",
     sends="x y",
     exact=False,
+    solves="adaptivity drift",
     family="tracking",
     local="AMSGrad",
     correction="+ y - y_i after the moments",

@@ -27,9 +27,9 @@ class Client(NamedTuple):
     v_hat: Tensor  # [d] largest second moment; empty unless `persist_vhat`
 
 
-class Up(NamedTuple):
+class Up(NamedTuple):  # of one client; `server` gets them stacked, [S, d]
     dx: Tensor  # [d] local minus global model
-    dy: Tensor  # [d] change of the client's tracking variable, sent by tracking clients only
+    dy: Tensor  # [d] change of the client's tracking variable; 0, and not sent, unless the client tracks
 
 
 @algorithm(
@@ -37,6 +37,7 @@ class Up(NamedTuple):
     paper="Parameter Tracking in Federated Learning with Adaptive Optimization, Algorithm 1",
     sends="x y",
     exact=True,
+    solves="adaptivity drift",
     family="tracking",
     local="AMSGrad",
     correction="+ y - y_i before the moments",
@@ -47,11 +48,11 @@ class Up(NamedTuple):
 class FAdamGT(Algorithm):
     """Local AMSGrad on g + y - y_i: the tracked mean gradients of all clients and of this one remove the drift.
 
-    Prefer it where clients differ and only Adam trains the model; it needs the fewest rounds in its paper. The minimiser
-    of the global loss is its fixed point. `tracking` below S saves uploads at little loss.
+    Prefer it where clients differ and SGD does not train the model. It needs the fewest rounds in its paper. The minimiser
+    of the global loss is its fixed point. With `tracking` fewer than all clients of a round send dy, at little loss.
 
-    Differs from the paper: v_hat restarts at the stored v (the listing leaves it open; `persist_vhat` keeps it), and the
-    server adds y_i's change (line 29; line 27 prints another difference).
+    Differs from the paper: v_hat restarts at the stored v, because Algorithm 1 does not say (`persist_vhat` keeps it). The
+    server adds the change of y_i, as line 29 has it. Line 27 subtracts something else.
     """
 
     lr: float = hp(1e-3, "eta_l, local step size", above=0)
@@ -79,7 +80,7 @@ class FAdamGT(Algorithm):
 
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
-        drift = down.y - mem.y
+        correction = down.y - mem.y
         moments = Adam.start(steps, v=mem.v, beta1=self.beta1, beta2=self.beta2)
         if self.persist_vhat:
             moments.v_hat = steps.copy(mem.v_hat)
@@ -87,9 +88,10 @@ class FAdamGT(Algorithm):
         for grad in steps:
             g = grad(w)
             y_new.add_(g, alpha=1 / steps.K)  # line 22
-            moments.descend(w, steps.clip(g.add_(drift)), self.lr, self.eps)  # lines 12-18
+            moments.descend(w, steps.clip(g.add_(correction)), self.lr, self.eps)  # lines 12-18
         dy = y_new.sub_(mem.y).mul_(steps.drawn.tracks)
         v_hat = moments.v_hat if self.persist_vhat else mem.v_hat
+        # y_i moves by the dy that the server adds, so y stays the mean of all y_i.
         return Up(dx=w - down.x, dy=dy), Client(y=mem.y + dy, v=moments.v, v_hat=v_hat)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

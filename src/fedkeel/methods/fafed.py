@@ -38,6 +38,7 @@ class Up(NamedTuple):
     paper="Wu et al. 2023, Faster Adaptive Federated Learning, Algorithm 1",
     sends="x m v",
     exact=False,
+    solves="adaptivity drift",
     family="client-adaptive",
     local="STORM, v frozen",
     step="average x, m, v",

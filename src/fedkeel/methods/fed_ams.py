@@ -31,6 +31,7 @@ class Up(NamedTuple):
     paper="Chen et al. 2020, local AMSGrad; update from Karimi et al. 2023 (Fed-LAMB), whose baseline it is",
     sends="x v_hat",
     exact=False,
+    solves="adaptivity",
     family="client-adaptive",
     local="AMSGrad, v_hat frozen",
     step="average, max of v",

@@ -31,6 +31,7 @@ class Up(NamedTuple):
     paper="Reddi et al. 2021, Algorithm 2",
     sends="x",
     exact=False,
+    solves="adaptivity",
     family="server-adaptive",
     step="AdaGrad",
 )

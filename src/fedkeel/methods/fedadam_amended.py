@@ -33,6 +33,7 @@ class Up(NamedTuple):
     paper="Sun et al. 2023 (FedLADA), section 5, Table 3 and Figure 5",
     sends="x g",
     exact=False,
+    solves="adaptivity",
     family="server-adaptive",
     correction="alpha g + (1 - alpha) mean direction",
     step="Adam",

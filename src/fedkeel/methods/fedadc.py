@@ -26,6 +26,7 @@ class Up(NamedTuple):
     paper="Ozfatura et al. 2021, FedADC, Algorithm 2",
     sends="x m",
     exact=False,
+    solves="drift",
     family="momentum",
     correction="+ beta_l m / K",
     step="heavy ball, beta_g - beta_l",

@@ -25,6 +25,7 @@ class Up(NamedTuple):
     paper="Gao et al. 2023, FedADT; only the abstract was available",
     sends="x",
     exact=False,
+    solves="adaptivity drift",
     family="client-adaptive",
     local="Adam with derivative",
 )

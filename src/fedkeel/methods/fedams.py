@@ -32,6 +32,7 @@ class Up(NamedTuple):
     paper="Wang et al. 2022, Communication-Efficient Adaptive Federated Learning, Algorithm 1",
     sends="x",
     exact=False,
+    solves="adaptivity",
     family="server-adaptive",
     step="AMSGrad, floor eps",
 )

@@ -19,7 +19,7 @@ class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
 
 
-@algorithm("fedavg", paper="McMahan et al. 2017, Algorithm 1", sends="x", exact=False, family="SGD")
+@algorithm("fedavg", paper="McMahan et al. 2017, Algorithm 1", sends="x", exact=False, family="SGD", solves="communication")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
     """The baseline: every participant takes K steps of SGD from the global model, and the server averages the results.

@@ -30,6 +30,7 @@ class Up(NamedTuple):
     paper="Hsu et al. 2019; Luo et al. 2023 (GradMA), Algorithm 5",
     sends="x",
     exact=False,
+    solves="drift communication",
     family="SGD",
     step="heavy ball",
     same=["beta1=0 -> fedavg"],

@@ -24,6 +24,7 @@ class Up(NamedTuple):
     paper="Li et al. 2021, Algorithm 1",
     sends="x",
     exact=False,
+    solves="drift",
     family="SGD",
     correction="normalisation kept local",
     private=True,

@@ -26,6 +26,7 @@ class Up(NamedTuple):
     paper="Xu et al. 2021, Algorithm 2 (FedAvg-M of Cheng et al. 2024)",
     sends="x g",
     exact=False,
+    solves="drift absence",
     family="momentum",
     correction="alpha g + (1 - alpha) mean direction",
     same=["alpha=1 -> fedavg"],

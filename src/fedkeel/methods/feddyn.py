@@ -34,6 +34,7 @@ class Up(NamedTuple):
     paper="Acar et al. 2021, Algorithm 1",
     sends="x",
     exact=True,
+    solves="drift communication",
     family="tracking",
     correction="- lam_i + alpha (w - x)",
     step="average - h / alpha",

@@ -30,6 +30,7 @@ class Up(NamedTuple):
     paper="baseline of Parameter Tracking in Federated Learning with Adaptive Optimization, section 6.3",
     sends="x",
     exact=False,
+    solves="adaptivity",
     family="client-adaptive",
     local="AMSGrad",
     same=["lr=0.001 server_lr=1 -> local-adam"],

@@ -29,6 +29,7 @@ class Up(NamedTuple):
     paper="Sun et al. 2023, Efficient Federated Learning via Local Adaptive Amended Optimizer, Algorithm 3",
     sends="x v ga",
     exact=False,
+    solves="adaptivity drift",
     family="client-adaptive",
     local="AMSGrad",
     correction="alpha u + (1 - alpha) ga",

@@ -25,6 +25,7 @@ class Up(NamedTuple):
     paper="Kim et al. 2022, Algorithm 1",
     sends="x",
     exact=False,
+    solves="drift",
     family="representation",
     correction="branch losses",
     needs="blocks",

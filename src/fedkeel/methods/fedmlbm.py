@@ -31,6 +31,7 @@ class Up(NamedTuple):
     paper="Kim et al. 2022, Algorithm 1; momentum of Luo et al. 2023 (GradMA)",
     sends="x",
     exact=False,
+    solves="drift",
     family="representation",
     correction="branch losses",
     needs="blocks",

@@ -31,6 +31,7 @@ class Up(NamedTuple):
     paper="Wang et al. 2020, Tackling the Objective Inconsistency Problem, Algorithm 1",
     sends="x",
     exact=False,
+    solves="drift",
     family="SGD",
     local="SGD, momentum or proximal",
     step="normalised average",

@@ -35,6 +35,7 @@ class Up(NamedTuple):
     paper="Zhang et al. 2021, Algorithms 1 and 2",
     sends="x",
     exact=True,
+    solves="drift communication",
     family="tracking",
     correction="+ lam_i + (w - x) / eta",
     step="average of w + eta lam",

@@ -24,6 +24,7 @@ class Up(NamedTuple):
     paper="Li et al. 2020, Algorithm 2",
     sends="x",
     exact=False,
+    solves="drift",
     family="SGD",
     correction="+ mu (w - x)",
     same=["mu=0 -> fedavg"],

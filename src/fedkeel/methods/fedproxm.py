@@ -30,6 +30,7 @@ class Up(NamedTuple):
     paper="Luo et al. 2023 (GradMA), Algorithm 5",
     sends="x",
     exact=False,
+    solves="drift",
     family="SGD",
     correction="+ mu (w - x)",
     step="heavy ball",

@@ -21,7 +21,15 @@ class Up(NamedTuple):
     g: Tensor  # [d] gradient at the global model
 
 
-@algorithm("fedsgd", paper="McMahan et al. 2017, section 2", sends="x", exact=True, family="SGD", local="one gradient")
+@algorithm(
+    "fedsgd",
+    paper="McMahan et al. 2017, section 2",
+    sends="x",
+    exact=True,
+    family="SGD",
+    solves="communication",
+    local="one gradient",
+)
 @dataclass(frozen=True, kw_only=True)
 class FedSGD(Algorithm):
     """Gradient descent on the global loss: every participant sends one gradient at the global model, the server steps.

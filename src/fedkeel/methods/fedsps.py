@@ -25,6 +25,7 @@ class Up(NamedTuple):
     paper="Mukherjee et al. 2024; step from Yan et al. 2025 (PAdaMFed), Table 1",
     sends="x",
     exact=False,
+    solves="adaptivity",
     family="client-adaptive",
     local="SGD, Polyak step",
 )

@@ -13,15 +13,15 @@ from fedkeel.core.steps import Steps
 from fedkeel.rules.gradma import Memory, reduce_memory, server_update, worker_update
 
 
-class Server(NamedTuple):
+class Server(NamedTuple):  # M: the hyper-parameter `memory`
     x: Tensor  # [d] global model
     m: Tensor  # [d] corrected momentum
-    D: Tensor  # [m, d] remembered displacements
-    gram: Tensor  # [m, m] inner products of their rows
-    scale: Tensor  # [m] what each row is to be multiplied by
-    ids: Tensor  # [m] the client of each row, -1 if empty
-    visits: Tensor  # [m] rounds in which it took part
-    since: Tensor  # [m] the round in which it was put in
+    D: Tensor  # [M, d] remembered displacements
+    gram: Tensor  # [M, M] inner products of their rows
+    scale: Tensor  # [M] what each row is to be multiplied by
+    ids: Tensor  # [M] the client of each row, -1 if empty
+    visits: Tensor  # [M] rounds in which it took part
+    since: Tensor  # [M] the round in which it was put in
 
 
 class Down(NamedTuple):
@@ -32,7 +32,7 @@ class Client(NamedTuple):
     x_old: Tensor  # [d] final local model of this client's last round, x^0 before its first
 
 
-class Up(NamedTuple):
+class Up(NamedTuple):  # of one client; `server` gets them stacked, [S, d]
     dx: Tensor  # [d] local minus global model
 
 
@@ -41,23 +41,25 @@ class Up(NamedTuple):
     paper="Luo et al. 2023, GradMA, Algorithms 1 to 4",
     sends="x",
     exact=False,
+    solves="memory absence drift",
     family="memory",
-    correction="projection on 3 directions",
-    step="heavy ball, projection on the memory",
+    correction="turned to agree with 3 directions",
+    step="heavy ball, turned to agree with the memory",
     gradients=3,
     owns="D gram scale",
     same=["memory=0 beta1=0 -> gradma-w"],
 )
 @dataclass(frozen=True, kw_only=True)
 class GradMA(Algorithm):
-    """GradMA-W on the clients and GradMA-S on the server: neither a step nor a round works against the memory.
+    """GradMA-W on the clients and GradMA-S on the server. Every local step and every server step is turned, as little as
+    possible, until it has no negative inner product with what is remembered.
 
     Prefer it under strong label skew and small cohorts when three gradients per local step are affordable; GradMA-S alone
     brings most of the gain in its paper.
 
     Differs from the paper: with beta2 = 0 absent clients are forgotten, as Algorithm 3 prints, while the text (section 6.2)
-    says that their latest update is kept. With beta2 > 0, decay alone changes nothing, because only directions count. beta2
-    says how much of a client's older displacements remains when its next one is added.
+    says that their latest update is kept. With beta2 > 0 an absent client stays a constraint: only the direction of its row
+    counts, not its length. So beta2 acts when the client returns: it weighs its older displacements against the new one.
     Differs from public code: the previous iterate of step 0 is the client's last local model, as listed (the released code
     takes the global model: `old_model="global"`); one projection for the whole model, not one per tensor; clients weigh
     equally, as listed, unless weights="samples" (the code weighs them by their samples).
@@ -68,7 +70,7 @@ class GradMA(Algorithm):
     beta1: float = hp(0.5, "server momentum", least=0, below=1, grid=(0.1, 0.5, 0.9))
     beta2: float = hp(0.5, "decay of the remembered displacements", least=0, below=1, grid=(0.1, 0.5, 0.9))
     memory: int = hp(
-        100, "m, remembered clients: at least the cohort, or 0 for none", least=0, grid=(0, 10, 20, 40, 60, 80, 100)
+        100, "M, remembered clients: at least the cohort, or 0 for none", least=0, grid=(0, 10, 20, 40, 60, 80, 100)
     )
     old_model: str = hp("last_local", "previous iterate of a client's step 0", choices=("last_local", "global"))
 

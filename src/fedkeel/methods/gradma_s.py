@@ -37,8 +37,9 @@ class Up(NamedTuple):
     paper="Luo et al. 2023, GradMA, Algorithms 3, 4 and 8",
     sends="x",
     exact=False,
+    solves="memory absence",
     family="memory",
-    step="heavy ball, projection on the memory",
+    step="heavy ball, turned to agree with the memory",
     owns="D gram scale",
     same=["memory=0 -> fedavgm beta1=0.5"],
 )

@@ -29,8 +29,9 @@ class Up(NamedTuple):
     paper="Luo et al. 2023, GradMA, Algorithms 2 and 7",
     sends="x",
     exact=False,
+    solves="memory drift",
     family="memory",
-    correction="projection on 3 directions",
+    correction="turned to agree with 3 directions",
     gradients=3,
 )
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ class Up(NamedTuple):
     paper="baseline of Parameter Tracking in Federated Learning with Adaptive Optimization",
     sends="x",
     exact=False,
+    solves="adaptivity",
     family="client-adaptive",
     local="AMSGrad",
 )

@@ -28,6 +28,7 @@ class Up(NamedTuple):
     paper="Sun et al. 2023 (FedLADA), Algorithm 2",
     sends="x v",
     exact=False,
+    solves="adaptivity",
     family="client-adaptive",
     local="AMSGrad",
     step="average x, v_hat",

@@ -34,6 +34,7 @@ class Up(NamedTuple):
     paper="Gu et al. 2021; Luo et al. 2023 (GradMA), Algorithm 6 with beta1 = 0",
     sends="x",
     exact=False,
+    solves="absence memory",
     family="memory",
     step="average of remembered dx",
 )

@@ -35,6 +35,7 @@ class Up(NamedTuple):
     paper="Luo et al. 2023 (GradMA), Algorithm 6",
     sends="x",
     exact=False,
+    solves="absence memory",
     family="memory",
     step="heavy ball on remembered dx",
     same=["beta1=0 -> mifa"],

@@ -33,6 +33,7 @@ class Up(NamedTuple):
     paper="Karimireddy et al. 2020, Mime, Algorithm 1",
     sends="x c m v",
     exact=True,
+    solves="drift",
     family="momentum",
     local="SGD, momentum or Adam, frozen",
     correction="g(w) - g(x) + c",

@@ -38,6 +38,7 @@ class Up(NamedTuple):
     paper="Karimi et al. 2023, Fed-LAMB, Algorithm 1 of the main text, the steps of Mime-LAMB",
     sends="x v_hat",
     exact=False,
+    solves="adaptivity drift",
     family="client-adaptive",
     local="LAMB, v_hat frozen",
     correction="layer norms",

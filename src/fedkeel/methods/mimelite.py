@@ -32,6 +32,7 @@ class Up(NamedTuple):
     paper="Karimireddy et al. 2020, Mime, Algorithm 1",
     sends="x m v",
     exact=False,
+    solves="drift",
     family="momentum",
     local="SGD, momentum or Adam, frozen",
     same=["base=sgd -> fedavg"],

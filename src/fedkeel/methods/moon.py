@@ -31,6 +31,7 @@ class Up(NamedTuple):
     paper="Li et al. 2021, Algorithm 1",
     sends="x",
     exact=False,
+    solves="drift",
     family="representation",
     correction="contrastive loss",
     needs="features",

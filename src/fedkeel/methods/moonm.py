@@ -36,6 +36,7 @@ class Up(NamedTuple):
     paper="Li et al. 2021, Algorithm 1; momentum of Luo et al. 2023 (GradMA)",
     sends="x",
     exact=False,
+    solves="drift",
     family="representation",
     correction="contrastive loss",
     needs="features",

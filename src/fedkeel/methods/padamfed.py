@@ -40,6 +40,7 @@ class Up(NamedTuple):
     paper="Yan et al. 2025, Problem-Parameter-Free Federated Learning, Algorithm 1",
     sends="x b",
     exact=True,
+    solves="adaptivity drift",
     family="tracking",
     local="unit-norm SGD",
     correction="beta (g - c_i + c) + (1 - beta) momentum",

@@ -43,6 +43,7 @@ class Up(NamedTuple):
     paper="Yan et al. 2025, Problem-Parameter-Free Federated Learning, Algorithm 2 and Appendix C",
     sends="x x_prev b",
     exact=True,
+    solves="adaptivity drift",
     family="tracking",
     local="unit-norm STORM",
     correction="g(w) + beta (c - c_i) + (1 - beta) (momentum - g(x_prev))",

@@ -34,6 +34,7 @@ class Up(NamedTuple):
     paper="Mishchenko et al. 2022, ProxSkip, Algorithm 2",
     sends="x",
     exact=True,
+    solves="communication drift",
     family="tracking",
     local="SGD, random K",
     correction="- h_i",

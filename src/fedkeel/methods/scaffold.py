@@ -18,10 +18,10 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    c: Tensor  # [d] this client's mean gradient of its last round
+    c: Tensor  # [d] this client's control variate from its last round (see `option`); 0 before its first
 
 
-class Up(NamedTuple):
+class Up(NamedTuple):  # of one client; `server` gets them stacked, [S, d]
     dx: Tensor  # [d] local minus global model
     dc: Tensor  # [d] change of the client's control variate
 
@@ -31,6 +31,7 @@ class Up(NamedTuple):
     paper="Karimireddy et al. 2020, Algorithm 1, options I and II",
     sends="x c",
     exact=True,
+    solves="drift",
     family="tracking",
     correction="+ c - c_i",
 )
@@ -39,7 +40,8 @@ class Scaffold(Algorithm):
     """Every client remembers its own mean gradient c_i, the server their mean c, and each step is corrected by c - c_i.
 
     Prefer it when clients differ, can keep one vector between rounds and take part often enough to keep c_i fresh. Its
-    fixed point is the minimiser of the global loss whatever K is; with rare participation stale c_i make it slow.
+    fixed point is the minimiser of the global loss for any number of local steps. If clients take part rarely, their c_i are
+    old and make it slow.
 
     Differs from the paper: option II is computed as the mean of the local gradients, not from the displacement. Both are
     the same number, but the displacement loses digits in float32 and is wrong once gradients are clipped.
@@ -54,15 +56,17 @@ class Scaffold(Algorithm):
 
     def client(self, down: Server, mem: Client, steps: Steps) -> tuple[Up, Client]:
         w = steps.copy(down.x)
-        drift = down.c - mem.c
+        correction = down.c - mem.c
         c_new = steps.zeros()
         for grad in steps:
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)
-            w.sub_(steps.clip(g.add_(drift)), alpha=self.lr)
+            w.sub_(steps.clip(g.add_(correction)), alpha=self.lr)
         if self.option == "I":
             c_new = steps.full_grad(down.x)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
-        return Server(x=s.x + self.server_lr * r.avg(up.dx), c=s.c + r.share(up.dc))
+        return Server(
+            x=s.x + self.server_lr * r.avg(up.dx), c=s.c + r.share(up.dc)
+        )  # share: over all N, so c stays the mean of all c_i

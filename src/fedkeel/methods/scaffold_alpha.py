@@ -31,6 +31,7 @@ class Up(NamedTuple):
     paper="Sun et al. 2023 (FedLADA), equation 26",
     sends="x c",
     exact=False,
+    solves="drift",
     family="tracking",
     correction="+ alpha (c - c_i)",
     same=["alpha=0 -> fedavg", "alpha=1 -> scaffold"],

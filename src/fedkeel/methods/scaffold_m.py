@@ -39,6 +39,7 @@ class Up(NamedTuple):
     paper="Cheng et al. 2024; direction from Yan et al. 2025 (PAdaMFed), sections 3 and 4.3",
     sends="x b",
     exact=True,
+    solves="drift",
     family="tracking",
     correction="beta (g - c_i + c) + (1 - beta) mean direction",
     step="gamma",

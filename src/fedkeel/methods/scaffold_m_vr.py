@@ -41,6 +41,7 @@ class Up(NamedTuple):
     paper="Cheng et al. 2024; direction from Yan et al. 2025 (PAdaMFed), Algorithm 2",
     sends="x x_prev b",
     exact=True,
+    solves="drift",
     family="tracking",
     local="STORM",
     correction="g(w) + beta (c - c_i) + (1 - beta) (mean direction - g(x_prev))",

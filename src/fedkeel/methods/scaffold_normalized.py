@@ -33,6 +33,7 @@ class Up(NamedTuple):
     paper="Yan et al. 2025 (PAdaMFed), ablation of Figure 5",
     sends="x c",
     exact=True,
+    solves="drift adaptivity",
     family="tracking",
     local="unit-norm SGD",
     correction="+ c - c_i",

@@ -30,6 +30,7 @@ class Up(NamedTuple):
     paper="Wang et al. 2020, SlowMo, Algorithm 1",
     sends="x",
     exact=False,
+    solves="communication",
     family="SGD",
     local="SGD, momentum",
     step="slow momentum on dx / lr",

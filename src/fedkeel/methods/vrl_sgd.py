@@ -32,6 +32,7 @@ class Up(NamedTuple):
     paper="Liang et al. 2019, Variance Reduced Local SGD, Algorithm 1",
     sends="x",
     exact=True,
+    solves="drift communication",
     family="tracking",
     correction="- h_i",
 )

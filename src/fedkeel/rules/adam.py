@@ -1,9 +1,10 @@
-"""Adam's moments, kept in place."""
+"""Adam's moments, kept in place: AMSGrad without bias correction, and Adam with it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedkeel.core.steps import Steps
@@ -29,6 +30,30 @@ class Adam:
         """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  v_hat <- max(v_hat, v);
         w <- w - lr m / (sqrt(v_hat) + eps).
 
-        No method here corrects the bias of the moments.
+        The bias of the moments is not corrected.
         """
         amsgrad(w, g, self.m, self.v, self.v_hat, lr, self.beta1, self.beta2, eps)
+
+
+def adam_direction(
+    m: Tensor, v: Tensor, g: Tensor, betas: tuple[float, float], eps: float, first: float | Tensor, second: float | Tensor
+) -> Tensor:
+    """Adam's direction with bias correction, [..., d]. It updates the moments m and v in place.
+
+    m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;
+    the result is (m / (1 - beta1^first)) / (sqrt(v / (1 - beta2^second)) + eps)
+
+    first, second: how many gradients m and v have seen, this one included; a number or [..., 1].
+    """
+    beta1, beta2 = betas
+    m.lerp_(g, 1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    root = (v / _weight(beta2, second)).sqrt_().add_(eps)
+    return (m / _weight(beta1, first)).div_(root)
+
+
+def _weight(beta: float, count: float | Tensor) -> float | Tensor:
+    """1 - beta^count. float32 would lose digits of it while the count is small."""
+    if isinstance(count, Tensor):
+        return (1 - torch.pow(beta, count.double())).to(count.dtype)
+    return float(1 - beta**count)

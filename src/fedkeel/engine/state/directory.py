@@ -63,11 +63,13 @@ def summary(path: Path, rounds: int) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.get("rounds") == rounds else None
 
 
-def mark_failed(path: Path, error: str | None) -> None:
-    """Writes down why a run has failed, for reports. error=None deletes that: the run starts again."""
-    if error is None:
-        guarded(path / ERROR, lambda: (path / ERROR).unlink(missing_ok=True))
-        return
+def forget_failure(path: Path) -> None:
+    """Deletes what `mark_failed` wrote: the run starts again."""
+    guarded(path / ERROR, lambda: (path / ERROR).unlink(missing_ok=True))
+
+
+def mark_failed(path: Path, error: str) -> None:
+    """Writes down why a run has failed, for reports."""
     guarded(path, lambda: path.mkdir(parents=True, exist_ok=True))
     write_atomically(path / ERROR, error.encode())
 

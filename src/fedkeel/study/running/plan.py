@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fedkeel.runs.from_config as from_config
 from fedkeel.engine.state import directory
-from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 from fedkeel.runs.saved_config import difference, differences
 from fedkeel.study.results.numbers import NOT_RUN, Outcome, better_is_less, finite, of_run
@@ -32,7 +32,7 @@ class StudyRun:
     branch: Branch
     config: RunConfig
     out: Path
-    trial: Values | None = None  # what the search tries here; None: the run counts in the results
+    trial: Values | None = None  # what the search tries here; None: no trial, but a run of the results
     label: str = ""  # its name in trackers
     fresh: bool = False  # replace what its directory holds
     keep: bool = True  # keep the model and the checkpoint, too, when the run is complete
@@ -51,10 +51,10 @@ class StudyRun:
         return 0 if self.trial is not None else 1 + self.branch.seeds.index(self.config.seed)
 
     def is_complete(self) -> bool:
-        """Is the run on disk already? Raises ValueError if its directory holds a different run.
+        """Looks at the run's directory: is the run complete? Raises ValueError if the directory holds a different run.
 
-        A run that counts may differ in the keys of the grid alone: then the search chose other values than last time, and
-        this run replaces the old one.
+        If only the keys of the grid differ, the search has chosen other values than last time. Then this marks the run as
+        one that replaces the old one.
         """
         if self.fresh or not directory.holds_run(self.out):
             return False
@@ -110,8 +110,9 @@ class StudyPlan:
     def branch_runs(self, group: Sequence[Branch], chosen_before: Values | None = None) -> Waves:
         """The runs of branches that share a search, wave by wave.
 
-        Yields the runs of a wave. When all of them have ended, send their outcomes to get the next wave. The value of the
-        generator are the results. chosen_before: what the search chose, if that is known although trials are missing.
+        Yields the runs of a wave. When all of them have ended, send their outcomes to get the next wave. At its end the
+        generator returns the results.
+        chosen_before: the choice as finished runs show it. `reading` uses it if some trials are not on disk.
         """
         chosen, trials = {}, []  # type: tuple[Values, list[dict[str, Any]]]
         if group[0].grid:
@@ -130,7 +131,10 @@ class StudyPlan:
     def _search(
         self, branch: Branch, chosen_before: Values | None
     ) -> Generator[list[StudyRun], list[Outcome], tuple[Values, list[dict[str, Any]]]]:
-        """Runs the trials of a grid -> (chosen values, what every trial scored). {} is chosen while trials are missing."""
+        """Runs the trials of a grid -> (chosen values, what every trial scored).
+
+        The chosen values are {} if trials are missing, which only `reading` sees.
+        """
         search = self.study.search
         settings = {"rounds": search.rounds, "evaluate_every": search.every}
         settings = {key: z for key, z in settings.items() if z is not None}
@@ -172,7 +176,7 @@ class StudyPlan:
         for path in paths:
             if directory.holds_run(path):
                 directory.clear(path)
-            directory.mark_failed(path, None)
+            directory.forget_failure(path)
 
 
 def size(study: Study) -> tuple[int, int]:

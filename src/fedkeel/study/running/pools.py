@@ -2,7 +2,8 @@
 
 `concurrent.futures` cannot do what studies promise:
 - A process is forked for every run, after its data were loaded, so that all runs share one copy of the data.
-- A run that dies (of too little memory, say) is reported and harms no other. A `ProcessPoolExecutor` would break.
+- A run that dies (of too little memory, say) is reported and harms no other. With a `ProcessPoolExecutor` all other runs
+  would fail, too.
 - Ctrl-C ends the runs at once, and a pipe carries every round to the progress bar.
 """
 
@@ -17,11 +18,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, NamedTuple, Protocol, cast
 
+import fedkeel.runs.from_config as from_config
 from fedkeel.engine.forked import die_with, interrupts_wait
 from fedkeel.engine.machine import forget_peak
 from fedkeel.errors import StorageError, in_words
-from fedkeel.runs import from_config
-from fedkeel.runs.trackers import tracked
 from fedkeel.study.running.plan import StudyRun
 
 WAIT = 0.25  # seconds until the progress bar is drawn again
@@ -38,7 +38,7 @@ class Pool(Protocol):
     def start(self, run: StudyRun, fed: Any) -> None: ...
 
     def ended(self) -> Ended:
-        """Waits a moment, and returns the runs that have ended since the last call."""
+        """The runs that have ended since the last call. May wait for one, and may return none."""
         ...
 
     def close(self) -> None:
@@ -61,15 +61,20 @@ def train(run: StudyRun, fed: Any, on_row: Callable[[Row], None], workers: int |
     """Trains a run in this process. Returns None, or why it failed in one line."""
     config = run.config if workers is None or run.config.workers is not None else run.config.changed(workers=workers)
     try:
-        with tracked(run.trackers, run.label, config.as_dict()) as log:
+        with contextlib.ExitStack() as stack:
+            listeners = [on_row]
+            if run.trackers:
+                from fedkeel.runs.trackers import tracked
 
-            def both(row: Row) -> None:
-                on_row(row)
-                log(row)
+                listeners.append(stack.enter_context(tracked(run.trackers, run.label, config.as_dict())))
 
-            from_config.train(config, run.out, resume=True, progress=both, fresh=run.fresh, fed=fed)
+            def report(row: Row) -> None:
+                for listener in listeners:
+                    listener(row)
+
+            from_config.train(config, run.out, resume=True, progress=report, fresh=run.fresh, fed=fed)
     except StorageError:
-        raise  # The next run could not be written, either.
+        raise  # Stops the study: no other run could be written, either.
     except Exception as error:
         return in_words(error)
     run.tidy()

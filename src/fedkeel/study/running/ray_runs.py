@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fedkeel.runs.from_config as from_config
 from fedkeel.engine.state.directory import RESULTS
 from fedkeel.errors import Busy, describe, in_words
 from fedkeel.files import guarded, write_atomically
-from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 from fedkeel.study.running.plan import StudyRun
 

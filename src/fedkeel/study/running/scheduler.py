@@ -1,5 +1,7 @@
 """Runs a study: reads complete runs, continues partial ones and starts the others, as many at a time as there is room for.
 
+- A branch is one line of the results: a method in a case, run once per seed. If a branch has a grid of values, trials
+  come first and choose among them.
 - A group is a list of branches that share a search. Most groups have one branch.
 - A wave is a list of runs of one group that do not depend on each other. A group with a search first has waves of
   trials; the scores of one wave may decide what the next one tries. The last wave of a group has the runs that count.
@@ -9,6 +11,9 @@
 The scheduler opens the first wave of all groups and puts their runs into one queue, ordered by `StudyRun.turn`. It gives
 runs to a pool while the pool has room. When the last run of a wave has ended, it opens the next wave of that group. The
 study is complete when no wave is open.
+
+A run that fails, or whose process dies, does not stop the others. The same command tries it again, from its checkpoint.
+Ctrl-C stops all runs; the same command continues them. Only an error of the disk stops the whole study.
 """
 
 from __future__ import annotations
@@ -21,10 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import fedkeel.runs.from_config as from_config
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state import directory
 from fedkeel.files import claim, guarded
-from fedkeel.runs import from_config
 from fedkeel.runs.config import SETTINGS, RunConfig
 from fedkeel.study.running.plan import BranchResult, StudyPlan, StudyRun, Waves, size
 from fedkeel.study.running.pools import Pool, make_pool
@@ -46,7 +51,7 @@ def run_branches(
     trackers: dict[str, str] | None = None,
     begin: Callable[[], None] = lambda: None,
 ) -> list[BranchResult]:
-    """Runs what is not complete of a study, and returns the results of all its branches.
+    """Runs what is not complete of a study, and returns the results of all branches, in the order of `study.groups()`.
 
     store: the directory of all runs.  jobs: runs at a time (default: one per core).  ray: the address of a cluster.
     begin: called after all checks, before the first run starts.  A run that fails does not stop the others; its outcome has
@@ -59,7 +64,8 @@ def run_branches(
         try:
             scheduler.check()
             guarded(store, lambda: store.mkdir(parents=True, exist_ok=True))
-            # Two processes in one directory would find each other's runs locked, and report them as failed.
+            # Two processes in one directory would find each other's runs locked, and report them as failed. The lock is
+            # held until the scheduler is deleted.
             claim(store / "study.lock", scheduler, "another process is running a study")
             if fresh:
                 plan.clear()
@@ -75,7 +81,7 @@ class Wave:
 
     group: int  # which group
     runs: list[StudyRun]
-    errors: dict[StudyRun, str | None] = field(default_factory=dict)  # of the runs that have ended
+    ended: dict[StudyRun, str | None] = field(default_factory=dict)  # run -> its error, None if it is complete
 
 
 class Scheduler:
@@ -85,14 +91,17 @@ class Scheduler:
         self.groups: list[Waves] = [plan.branch_runs(group) for group in plan.study.groups()]
         self.results: list[list[BranchResult]] = [[] for _ in self.groups]
         self.data = StudyData()
-        self.waves: dict[StudyRun, Wave] = {}  # the open waves, by their runs that have not ended
+        self.waves: dict[StudyRun, Wave] = {}  # run that has not ended -> its wave
         self.queue: list[tuple[int, int, StudyRun]] = []  # a heap of (turn, number, run): runs that wait for a place
         self.numbers = itertools.count()  # Runs of the same turn start in the order of the study.
         self.started = False
         self.running = 0
 
     def check(self) -> None:
-        """Opens the first waves. Raises ValueError if a directory holds a different run, or the data cannot be loaded."""
+        """Opens the first waves, and where all runs are complete, those after them.
+
+        Raises ValueError if a directory holds a different run, or if the data cannot be loaded.
+        """
         waves = [Wave(number, next(group)) for number, group in enumerate(self.groups)]
         for wave in waves:
             self._open(wave)
@@ -104,13 +113,15 @@ class Scheduler:
         while self.waves:
             while self.queue and self.running < self.pool.size:
                 self._start(heapq.heappop(self.queue)[-1])
-            for run, error in self.pool.ended() if self.running else ():
-                self.running -= 1
-                self._end(run, error)
+            if self.running:
+                for run, error in self.pool.ended():
+                    self.running -= 1
+                    self._end(run, error)
         return [result for group in self.results for result in group]
 
     def _check_data(self) -> None:
-        """Data that no run can load are an error of the study. So is any fault of the data or model that all runs share."""
+        """Raises an error that all runs would have: a fault of the one data set and model that they share, or several data
+        sets none of which can be loaded. With a cluster it checks nothing, since the nodes load the data."""
         configs = {StudyData.key(run.config): run.config for _, _, run in self.queue}
         if not self.loads_data or not configs:
             return
@@ -124,7 +135,7 @@ class Scheduler:
             with contextlib.suppress(Exception):
                 self.data.load(config)
                 return
-        raise next(iter(self.data.absent.values()))
+        raise next(iter(self.data.load_errors.values()))
 
     def _open(self, wave: Wave) -> None:
         """Queues the runs of a wave that are not complete."""
@@ -149,7 +160,11 @@ class Scheduler:
             self._close(run, why)
 
     def _start(self, run: StudyRun) -> None:
-        if run.is_complete():  # another study that shares the runs has completed it since the check
+        try:
+            complete = run.is_complete()  # Without file locks, another process may have completed it since the check.
+        except ValueError as error:
+            return self._end(run, str(error))
+        if complete:
             self.bar.end(run, None)
             return self._close(run, None)
         if run.replaces:
@@ -157,9 +172,9 @@ class Scheduler:
         self.bar.begin(run)
         try:
             fed = self.data.of(run.config) if self.loads_data else None
-        except Exception as error:  # Other cases may have data.
+        except Exception as error:  # Only this run fails: runs of other cases may find their data.
             return self._end(run, " ".join(str(error).split()))
-        directory.mark_failed(run.out, None)
+        directory.forget_failure(run.out)
         self.running += 1
         self.pool.start(run, fed)
 
@@ -172,17 +187,17 @@ class Scheduler:
     def _close(self, run: StudyRun, error: str | None) -> None:
         """Notes that a run has ended. The last run of a wave opens the next wave."""
         wave = self.waves.pop(run)
-        wave.errors[run] = error
-        if len(wave.errors) < len(wave.runs):
+        wave.ended[run] = error
+        if len(wave.ended) < len(wave.runs):
             return
-        outcomes = [one.outcome(wave.errors[one]) for one in wave.runs]
+        outcomes = [one.outcome(wave.ended[one]) for one in wave.runs]
         try:
             self._open(Wave(wave.group, self.groups[wave.group].send(outcomes)))
         except StopIteration as end:
             self.results[wave.group] = end.value
 
 
-# Data ---
+# Data -----------------------------------------------------------------------------------------------------------------
 
 Key = tuple[str, ...]  # settings that decide which data and model a run has
 
@@ -196,7 +211,7 @@ class StudyData:
         self.loaded: dict[Key, Federation] = {}
         self.fingerprints: dict[Key, str] = {}  # of what was loaded
         self.complete: dict[Key, tuple[str, str]] = {}  # name and data fingerprint of a complete run with this key
-        self.absent: dict[Key, Exception] = {}  # why data could not be loaded: a second try would take as long to fail
+        self.load_errors: dict[Key, Exception] = {}  # why data could not be loaded: a second try would take as long to fail
 
     @staticmethod
     def key(config: RunConfig) -> Key:
@@ -221,12 +236,12 @@ class StudyData:
         from fedkeel.data.load import load
 
         source = (config.data, str(config.data_dir), str(config.augment))
-        if source in self.absent:
-            raise self.absent[source]
+        if source in self.load_errors:
+            raise self.load_errors[source]
         try:
             return load(config.data, config.data_dir, config.augment)
         except Exception as error:
-            self.absent[source] = error
+            self.load_errors[source] = error
             raise
 
     def note_complete(self, run: StudyRun) -> None:
