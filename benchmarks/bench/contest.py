@@ -31,12 +31,12 @@ class Contestant:
     script: str
     words: tuple[str, ...] = ()
     peer: str | None = None  # the peer whose virtual environment it needs
-    sections: str = "abcdef"  # the workloads that it runs
+    sections: str = "abcdefj"  # the workloads that it runs
 
 
 CONTESTANTS = {
     "fedkeel": Contestant("fedkeel (auto)", "run_fedkeel.py", ("auto",)),
-    "sequential": Contestant("fedkeel (sequential)", "run_fedkeel.py", ("sequential",), sections="acdef"),
+    "sequential": Contestant("fedkeel (sequential)", "run_fedkeel.py", ("sequential",), sections="acdefj"),
     "compiled": Contestant("fedkeel (compiled)", "run_fedkeel.py", ("compiled",), sections="b"),
     "bare": Contestant("bare forward+backward, one thread", "run_bare.py", ("one",)),
     "spread": Contestant("bare forward+backward spread over the cores", "run_bare.py", ("spread",)),

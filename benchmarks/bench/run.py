@@ -14,6 +14,7 @@ from typing import Any
 
 import contest
 import growth
+import memory
 import start
 import table
 from rich.console import Console
@@ -24,15 +25,15 @@ import methods
 
 Row = dict[str, Any]
 Step = Callable[[str], None]
-SECTIONS = "abcdefghs"
-PASSES = dict.fromkeys("abcd", 5) | dict.fromkeys("efg", 3) | {"h": 2, "s": 7}
+SECTIONS = "abcdefghijs"
+PASSES = dict.fromkeys("abcd", 5) | dict.fromkeys("efg", 3) | {"h": 2, "i": 1, "j": 3, "s": 7}
 ROWS, PAGE = ROOT / "results" / "bench.jsonl", ROOT / "results" / "bench.md"
 
 
 def rows_of(section: str, passes: int, with_peers: bool, step: Step) -> Iterator[Row]:
     if section in WORKLOADS:
         return contest.contest(section, passes, with_peers, step)
-    return {"g": methods.methods, "h": growth.growth, "s": start.waiting}[section](passes, step)
+    return {"g": methods.methods, "h": growth.growth, "i": memory.memory, "s": start.waiting}[section](passes, step)
 
 
 def steps(section: str, passes: int, with_peers: bool) -> int:
@@ -42,13 +43,13 @@ def steps(section: str, passes: int, with_peers: bool) -> int:
         import fedkeel as fk
 
         return len(fk.algorithms())
-    return passes * len(growth.places() if section == "h" else start.LIMITS)
+    return passes * len({"h": growth.places(), "i": memory.POINTS, "s": start.LIMITS}[section])
 
 
 def text_of(section: str, rows: list[Row]) -> str:
     if section in WORKLOADS:
         return table.contest_section(section, rows)
-    return {"g": methods.section, "h": growth.section, "s": start.section}[section](rows)
+    return {"g": methods.section, "h": growth.section, "i": memory.section, "s": start.section}[section](rows)
 
 
 def read(path: Path) -> list[Row]:

@@ -71,6 +71,7 @@ WORKLOADS = {
     "d": Workload("LeNet-5, 32 x 32", "lenet5", (3, 32, 32), 10, 100, 320, 10, 5, 32, rounds=4),
     "e": Workload("ResNet-18-GN, 32 x 32", "resnet18-gn", (3, 32, 32), 10, 4, 100, 4, 2, 50, rounds=1),
     "f": Workload("LSTM of 2 x 256, 80 characters", "char-lstm", (80,), 80, 100, 100, 4, 5, 10, rounds=3, vocabulary=80),
+    "j": Workload("MLP of 10 million parameters", "", (784,), 10, 20, 64, 4, 3, 32, rounds=2, widths=(784, 2800, 2700, 10)),
 }
 
 

@@ -98,6 +98,32 @@ def test_growth_per_unit(module):
     assert line_of(text, "fedavg, d = 100,000,000") == ["0.25 x the uploads", "0.25 x the uploads"]
 
 
+def test_registered_clients_are_judged_by_cpu_time(module):
+    found = [
+        {"section": "h", "who": "N scaffold", "what": "N", "point": N, "pass": 0, "seconds": [s], "cpu": [c], "memory": 1}
+        for N, s, c in ((1_000, 1.0, 1.0), (1_000_000, 9.0, 1.1))
+    ]
+    text = module("growth").section(found)
+    assert line_of(text, "CPU time of a round: scaffold, N = 1,000,000 / N = 1,000 ") == ["1.10"] * 3 + ["<= 1.2", "met"]
+    assert line_of(text, "a round: scaffold, N = 1,000,000 / N = 1,000 ") == ["9.00"] * 3 + ["", ""]
+
+
+def test_memory_is_counted_in_uploads(module):
+    row = {"section": "i", "who": "fedavg processes 7", "pass": 0, "d": 25, "fields": 2, "records": 500}
+    found = [row | {"S": S, "memory": memory} for S, memory in ((10, 1_500), (1_000, 1_700))]
+    text = module("memory").section([*found, row | {"S": 100, "missing": "no memory"}])
+    assert line_of(text, "fedavg, processes, d = 25") == ["5.0", "", "6.0", "1000"]
+    assert "- fedavg processes 7, S = 100: no memory" in text
+
+
+def test_a_run_in_its_own_process_says_its_memory():
+    command = [sys.executable, str(fedkeel.cli.bench.FOLDER / "memory.py"), "scaffold", "sequential", "8", "5"]
+    row = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    d = 784 * 8 + 8 + 8 * 10 + 10
+    assert (row["d"], row["fields"], row["records"]) == (d, 2, 2 * 5 * 4 * d)
+    assert row["memory"] >= 0
+
+
 def test_a_new_section_keeps_the_rows_of_other_sections(module, monkeypatch, tmp_path):
     run = module("run")
     monkeypatch.setattr(run, "ROWS", tmp_path / "bench.jsonl")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -264,6 +267,28 @@ def estimates(run: fk.Run) -> dict[str, float]:
     return {name: float(seconds) for name, seconds in re.findall(r"(\w+) ([\d.e+-]+) s", run.why)}
 
 
+def choice(rounds: int = 100_000) -> tuple[str, str]:
+    """The engine that `auto` takes for a long run, and the reason. The run stops before its first round."""
+
+    class Stop(Exception):
+        pass
+
+    def choose_and_stop(*args: Any) -> Any:
+        raise Stop(*choose(*args))
+
+    choose = auto.choose
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "choose", choose_and_stop)
+        with pytest.raises(Stop) as stop:
+            train(engine="auto", rounds=rounds, cohort=7)
+    engine, why = stop.value.args
+    return engine, why
+
+
+def reason(rounds: int = 100_000) -> str:
+    return choice(rounds)[1]
+
+
 def test_auto_runs_small_tasks_in_this_process() -> None:
     run = train(engine="auto")
     assert run.engine == "sequential"
@@ -271,19 +296,9 @@ def test_auto_runs_small_tasks_in_this_process() -> None:
     same(run, train())
 
 
-def test_auto_does_not_choose_sequential_for_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test does not wait for the end of the run, because the choice is made before the first round."""
-
-    def choose_and_stop(*args: Any) -> tuple[str, str]:
-        choices.append(choose(*args))
-        raise InterruptedError
-
-    choices: list[tuple[str, str]] = []
-    choose = auto.choose
-    monkeypatch.setattr(auto, "choose", choose_and_stop)
-    with pytest.raises(InterruptedError):
-        train(engine="auto", rounds=100_000, cohort=7)
-    engine, why = choices[0]
+def test_auto_does_not_choose_sequential_for_long_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path))
+    engine, why = choice()
     assert engine != "sequential" or auto.cores() == 1, why
     assert re.search(r"vectorized [\d.e+]+ s", why)
     assert ("processes" in why) == (auto.cores() > 1)
@@ -333,6 +348,73 @@ def test_auto_survives_a_bad_first_client() -> None:
     fed = fk.Federation(x, FED.y, FED.offsets, FED.order)
     run = train(engine="auto", fed=fed, cohort=7)
     assert [list(row["faults"]) for row in run.history] == [["0"], ["0"]]
+
+
+@pytest.mark.parametrize(
+    ("expected", "best"),
+    [
+        ({"sequential": 10.0, "vectorized": 9.0}, "sequential"),
+        ({"sequential": 10.0, "processes": 6.0, "vectorized": 5.0}, "processes"),
+        ({"sequential": 10.0, "processes": 6.0, "vectorized": 4.0}, "vectorized"),
+        ({"sequential": 5.0, "processes": 6.0, "vectorized": 4.5}, "sequential"),
+        ({"sequential": 100.0, "vectorized": 50.0, "compiled": 45.0}, "vectorized"),
+        ({"sequential": 100.0, "vectorized": 50.0, "compiled": 30.0}, "compiled"),
+        ({"sequential": 100.0, "vectorized": 85.0, "compiled": 75.0}, "sequential"),
+    ],
+)
+def test_an_engine_with_other_bits_must_be_clearly_faster(expected: dict[str, float], best: str) -> None:
+    assert auto.best_of(expected) == best
+
+
+def test_auto_remembers_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(auto, "ALIKE", 1e9)  # other programs may disturb this test
+    first = reason()
+    assert reason() == first + " (measured before)"
+    assert "vectorized" in reason(rounds=200_000)  # the same measurement serves runs of any length
+    file = tmp_path / "cache" / "engines.json"
+    for damage in ("", "[]", '{"a": 1}', json.dumps({key: {"round": "x"} for key in json.loads(file.read_text())})):
+        file.write_text(damage)
+        assert "measured before" not in reason()
+        assert "measured before" in reason()
+
+
+def test_auto_measures_again_after_a_month_and_on_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(auto, "ALIKE", 1e9)
+    assert "measured before" not in reason()
+    assert "measured before" in reason()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("fedkeel.engine.runners.measured.made_with", lambda: {"machine": "another"})
+        assert "measured before" not in reason()
+    now = time.time()
+    monkeypatch.setattr("fedkeel.engine.runners.measured.time.time", lambda: now + 40 * 86400)
+    assert "measured before" not in reason()
+
+
+def test_auto_needs_no_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "file" / "below"))
+    assert "vectorized" in reason()
+
+
+def test_auto_does_not_remember_measurements_that_differ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(auto, "_alike", lambda a, b: False)
+    reason()
+    assert not list(tmp_path.iterdir())
+
+
+def test_time_of_other_programs_does_not_count() -> None:
+    """A client that sleeps looks like one that had to wait for the core."""
+
+    class Sleepy:
+        def run(self, exchange: Any) -> Any:
+            time.sleep(0.2)
+            return SimpleNamespace(slots={})
+
+    exchange: Any = SimpleNamespace(buffers=torch.zeros(0), down=(torch.zeros(1),))
+    assert auto._timed(Sleepy(), None, exchange) < 0.1  # type: ignore[arg-type]
 
 
 def test_unknown_engines_are_named() -> None:

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
-from fedkeel.engine import loop
-from fedkeel.engine.client_work import ClientTask
+from fedkeel.engine import loop, totals
+from fedkeel.engine.client_work import ClientTask, ClientWork
+from fedkeel.engine.runners import processes
 from fedkeel.engine.runners.processes import StoredTask, Tickets, in_portions
 from fedkeel.errors import StorageError
 from fedkeel.files import write_atomically
@@ -39,6 +40,16 @@ ALL = [list(range(N))] * 4
 
 every_engine = pytest.mark.parametrize("engine", ["sequential", "vectorized", "processes"])
 one_by_one = pytest.mark.parametrize("engine", ["sequential", "processes"])
+kept_and_summed = pytest.mark.usefixtures("uploads")
+
+
+@pytest.fixture(params=["kept", "summed"])
+def uploads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads as small as here are kept for the server step. Large ones are added up as they come."""
+    if request.param == "summed":
+        monkeypatch.setattr(totals, "KEEP", 0)
+        monkeypatch.setattr(processes, "AHEAD", 0)
+        monkeypatch.setattr(processes, "UNEQUAL", 1)
 
 
 def make_fed() -> fk.Federation:
@@ -106,6 +117,7 @@ FAULTS = [
 ]
 
 
+@kept_and_summed
 @pytest.mark.parametrize(("engine", "loss", "why"), FAULTS)
 def test_a_bad_client_is_dropped_named_and_leaves_no_trace(tmp_path: Path, engine: str, loss: Any, why: str) -> None:
     """The bad client takes part in round 0 and then fails. The result is as if it had not been in the later rounds."""
@@ -123,6 +135,7 @@ def test_a_bad_client_is_dropped_named_and_leaves_no_trace(tmp_path: Path, engin
     assert all(np.isfinite(row["train_loss"]) for row in run.history)
 
 
+@kept_and_summed
 @every_engine
 def test_a_client_that_never_succeeds_keeps_no_record(engine: str) -> None:
     run = train(engine, loss=times(float("nan")))
@@ -130,6 +143,7 @@ def test_a_client_that_never_succeeds_keeps_no_record(engine: str) -> None:
     assert all(run.clients[client] is not None for client in REST)
 
 
+@kept_and_summed
 @every_engine
 def test_nan_in_the_data(engine: str) -> None:
     x = FED.x.clone()
@@ -149,6 +163,7 @@ def test_a_bad_client_does_not_harm_its_group() -> None:
     assert agree("vectorized", run.params, train("vectorized", cohort=[REST] * 3, local_steps=2).params)
 
 
+@kept_and_summed
 @one_by_one
 def test_statistics_that_are_not_finite_are_a_fault(engine: str) -> None:
     """The inputs are so large that BatchNorm's variance overflows. The update is divided by it and stays finite."""
@@ -163,6 +178,7 @@ def test_statistics_that_are_not_finite_are_a_fault(engine: str) -> None:
     assert all(bool(torch.isfinite(b).all()) for b in run.model.buffers())
 
 
+@kept_and_summed
 @every_engine
 def test_too_few_answers_stop_the_run_and_it_can_be_resumed(tmp_path: Path, engine: str) -> None:
     train(engine, rounds=1, out=tmp_path, min_clients=N)
@@ -180,6 +196,7 @@ def test_too_few_answers_stop_the_run_and_it_can_be_resumed(tmp_path: Path, engi
     assert [row["round"] for row in run.history] == [0, 1, 2]
 
 
+@kept_and_summed
 def test_a_run_resumes_with_a_smaller_min_clients(tmp_path: Path) -> None:
     bad = times(float("nan"))
     with pytest.raises(fk.RoundError):
@@ -188,6 +205,7 @@ def test_a_run_resumes_with_a_smaller_min_clients(tmp_path: Path) -> None:
     assert torch.equal(run.params, train(cohort=[REST] * 3).params)
 
 
+@kept_and_summed
 @every_engine
 def test_no_answer_at_all(engine: str) -> None:
     def broken(output: Tensor, target: Tensor) -> Tensor:
@@ -197,6 +215,7 @@ def test_no_answer_at_all(engine: str) -> None:
         train(engine, loss=broken)
 
 
+@kept_and_summed
 def test_a_failing_warm_up_starts_again(tmp_path: Path) -> None:
     """There is no checkpoint to resume from before the warm-up is complete."""
 
@@ -215,6 +234,7 @@ def test_a_failing_warm_up_starts_again(tmp_path: Path) -> None:
     assert torch.equal(go().params, go(out=None, resume=False).params)
 
 
+@kept_and_summed
 def test_a_warm_up_in_which_all_clients_fail_ends_soon_and_says_why() -> None:
     calls = []
 
@@ -229,6 +249,7 @@ def test_a_warm_up_in_which_all_clients_fail_ends_soon_and_says_why() -> None:
     assert len(calls) <= 12
 
 
+@kept_and_summed
 @pytest.mark.parametrize("cohort", [1, 3])
 @pytest.mark.parametrize("method", ["padamfed", "fafed"])
 def test_a_client_that_fails_in_the_warm_up_is_named_and_stops_no_other(method: str, cohort: int) -> None:
@@ -336,6 +357,7 @@ def once(marker: Path) -> bool:
     return True
 
 
+@kept_and_summed
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_killed_in_the_middle_changes_nothing(tmp_path: Path, workers: int) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -351,6 +373,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(tmp_path: Path, workers: 
     assert all(same_record(run.clients[i], straight.clients[i]) for i in range(N))
 
 
+@kept_and_summed
 @pytest.mark.parametrize("seed", range(3))
 def test_workers_killed_from_outside_change_nothing(seed: int) -> None:
     """At two random moments: while idle, between two clients, or during a client."""
@@ -376,6 +399,7 @@ def test_workers_killed_from_outside_change_nothing(seed: int) -> None:
     assert sum(row["dropped"] for row in run.history) == 0
 
 
+@kept_and_summed
 @pytest.mark.parametrize("workers", [2, 4])
 def test_idle_workers_killed_between_rounds(workers: int) -> None:
     def kill_all(row: dict[str, Any]) -> None:
@@ -387,8 +411,9 @@ def test_idle_workers_killed_between_rounds(workers: int) -> None:
     assert sum(row["dropped"] for row in run.history) == 0
 
 
+@kept_and_summed
 def test_a_machine_on_which_every_worker_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tickets, "draw", lambda self: os._exit(7))  # before it begins a client
+    monkeypatch.setattr(ClientWork, "samples", lambda self, tasks: os._exit(7))  # before it begins a client
     with pytest.raises(fk.RoundError, match=r"0 of 6 clients answered.*workers died.*exit code 7"):
         train("processes")
 
@@ -397,7 +422,7 @@ def test_a_machine_on_which_every_worker_dies(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("S", [1, 2, 3, 10, 100])
 def test_portions_hold_every_client_once_and_keep_all_workers_busy(S: int, workers: int) -> None:
     tasks = [
-        StoredTask(ClientTask("client", 0, 7 * position, 1 + position % 4, {}, position), None, None)
+        StoredTask(ClientTask("client", 0, 7 * position, 1 + position % 4, {}, position), None, None, position)
         for position in range(S)
     ]
     portions = in_portions(tasks, workers)
@@ -423,6 +448,7 @@ def test_every_ticket_is_drawn_once() -> None:
     tickets.close()
 
 
+@kept_and_summed
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_client_that_kills_its_workers_is_dropped(workers: int) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -438,6 +464,7 @@ def test_a_client_that_kills_its_workers_is_dropped(workers: int) -> None:
     assert torch.equal(run.params, train(cohort=[REST] * 2, rounds=2).params)
 
 
+@kept_and_summed
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_slow_client_is_dropped(workers: int) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -454,6 +481,7 @@ def test_a_slow_client_is_dropped(workers: int) -> None:
     assert children(os.getpid()) == []
 
 
+@kept_and_summed
 def test_slow_clients_within_the_limit_are_not_dropped() -> None:
     """The limit is for one client. Time in a worker's queue does not count."""
 
@@ -465,6 +493,7 @@ def test_slow_clients_within_the_limit_are_not_dropped() -> None:
     assert run.history[0]["faults"] == {}
 
 
+@kept_and_summed
 def test_a_client_that_exits_is_dropped() -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         if in_worker() and bool((target == MARK).any()):
@@ -484,6 +513,7 @@ def interrupt(row: dict[str, Any]) -> None:
     raise Interrupt
 
 
+@kept_and_summed
 def test_no_worker_outlives_the_run() -> None:
     assert children(os.getpid()) == []
     train("processes")
@@ -497,6 +527,7 @@ def test_no_worker_outlives_the_run() -> None:
     assert multiprocessing.active_children() == []
 
 
+@kept_and_summed
 def test_ctrl_c_in_the_middle_of_a_round_is_quick(tmp_path: Path) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         if os.getpid() not in driver:
@@ -519,6 +550,7 @@ def test_ctrl_c_in_the_middle_of_a_round_is_quick(tmp_path: Path) -> None:
         assert child.exitcode == 0
 
 
+@kept_and_summed
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_workers_die_with_the_driver(tmp_path: Path, busy: bool) -> None:
     """Also a worker that runs a long client. Otherwise it would write to client memory that a resumed run uses."""

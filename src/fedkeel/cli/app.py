@@ -199,7 +199,7 @@ def algorithms(
 def bench(
     only: Annotated[
         str,
-        typer.Option(help="Sections by letter, all by default: a to h, s. [dim]E.g. --only a,b[/dim]", metavar="LETTERS"),
+        typer.Option(help="Sections by letter, all by default: a to j, s. [dim]E.g. --only a,b[/dim]", metavar="LETTERS"),
     ] = "",
     passes: Annotated[
         int | None,

@@ -26,6 +26,7 @@ from fedkeel.core.torch_private import version
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.state.store import ALIGN
+from fedkeel.engine.totals import SumPlan, Totals
 from fedkeel.errors import NotFinite
 
 FETCH_BYTES = 1 << 24  # samples of several clients are fetched together up to this size, so that they stay in the cache
@@ -53,6 +54,7 @@ class Exchange:
     drawn: dict[str, np.ndarray]  # the clients' roles, [S] each
     down: Any  # the record that the server sends to all
     buffers: Tensor  # [b] the model's buffers
+    sums: SumPlan | None = None  # if set, a runner may return totals instead of the uploads
 
     def task(self, position: int) -> ClientTask:
         """The part of the client at this position."""
@@ -69,20 +71,21 @@ class Exchange:
     def only(self, positions: Sequence[int]) -> Exchange:
         """The same exchange with some of the clients."""
         ids, K = ([z[position] for position in positions] for z in (self.ids, self.K))
-        return replace(self, ids=ids, K=K, drawn={name: z[list(positions)] for name, z in self.drawn.items()})
+        return replace(self, ids=ids, K=K, drawn={name: z[list(positions)] for name, z in self.drawn.items()}, sums=None)
 
 
 @dataclass
 class Uploads:
     """What came back from the clients of an exchange. Rows of clients that failed are undefined."""
 
-    up: Any  # record of [S, ...]; None if all clients failed
+    up: Any  # record of [S, ...]; None if all clients failed, or if there are totals
     buffers: Tensor  # [S, b]
     losses: Tensor  # [S] float64, mean loss of the client's batches
     faults: dict[int, str]  # position -> why this client failed
     slots: dict[int, int]  # position -> the slot of the store that holds the client's new record
     extra_columns: dict[str, Any] = field(default_factory=dict)  # further columns for this round's row of the history
     cause: Exception | None = None  # the first fault, if it happened in this process
+    totals: Totals | None = None  # the sums of the uploads, if nobody kept them; wrong if there are faults
 
 
 class RecordStack:

@@ -29,13 +29,15 @@ from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import check_finite, check_records, down_record, floats, form, mean_floats
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
+from fedkeel.core.sums import NotASum, SumsOnlyRound, sealed
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
-from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, Uploads, one_thread
+from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, one_thread
 from fedkeel.engine.evaluation import evaluate
+from fedkeel.engine.folding import Answers, Folding
 from fedkeel.engine.result import Clients, Run
 from fedkeel.engine.runners.runner import EngineChoice, Runner
-from fedkeel.engine.settings import Settings
+from fedkeel.engine.settings import NEED_UPLOADS, Settings
 from fedkeel.engine.state.directory import (
     RunDirectory,
     check_same,
@@ -59,7 +61,7 @@ class ExchangeResult:
     up: float  # mean floats that a client sent
     loss: float  # weighted mean of the clients' losses
     faults: dict[str, str]  # client -> why it was dropped
-    uploads: Any  # record of [S, ...], without the clients that failed
+    uploads: Any  # record of [S, ...], without the clients that failed; of [0, ...] if nobody kept the uploads
     extra_columns: dict[str, Any]  # further columns for this round's row of the history
     cause: Exception | None  # the first fault, if it happened in this process
 
@@ -110,6 +112,7 @@ class Trainer:
         seen = self.N if self.algo.warms_up() else min(self.N, settings.rounds * self.S)
         path = None if self.directory is None else self.directory.store
         self.store = engine.remote.store if engine.remote else open_store(self.initial, seen, self.S, path, store == "disk")
+        self.folding = Folding(self.algo, self.store)
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
         self._saved, self._cost = time.monotonic(), 0.0
@@ -172,28 +175,43 @@ class Trainer:
 
     def _exchange(self, runner: Runner, exchange: Exchange, last: bool = True) -> ExchangeResult:
         """Runs the clients, then the server's step with their uploads, then commits the clients' new records."""
-        step = STEPS[exchange.stage]
-        uploads = runner.run(exchange)
-        faults = {str(exchange.ids[position]): why for position, why in sorted(uploads.faults.items())}
-        if exchange.stage != "warmup":  # `_warm_up` counts the faults of all its exchanges together
-            self._check_enough(exchange, uploads, faults)
+        step, planned = STEPS[exchange.stage], exchange
+        keep = bool(NEED_UPLOADS & set(self.metrics)) and self._evaluates(exchange.t)
+        # `_warm_up` counts the faults of all its exchanges together.
+        least = 0 if exchange.stage == "warmup" else min(self.settings.min_clients, len(exchange.ids))
+        answers = self.folding.run(runner, exchange, self._round_facts, keep, least)
+        exchange, uploads = answers.exchange, answers.uploads
+        if least:
+            self._check_enough(planned, answers)
         kept = [position for position in range(len(exchange.ids)) if position not in uploads.faults]
-        r = self._round_facts(exchange, kept, last)
+        r = facts = self._round_facts(exchange, kept, last)
         up, buffers, losses = uploads.up, uploads.buffers, uploads.losses
-        if up is None:  # all clients failed, which a warm-up may survive
+        summed = uploads.totals if kept else None
+        if summed is not None:
+            up = summed.like
+        elif up is None:  # all clients failed, which a warm-up may survive
             up = RecordStack(self.work.upload_templates()[exchange.stage], S=0).record
         if uploads.faults:
             up, buffers, losses = type(up)(*(z[kept] for z in up)), buffers[kept], losses[kept]
-        up, buffers = at_border("upload", up, self.model.device), to_device(buffers, self.buffers.device)
-        check_round(r, self.model.device)
+        device = self.model.device
+        up, buffers = at_border("upload", up, device), to_device(buffers, self.buffers.device)
+        check_round(r, device)
+        given = up
+        if summed is not None:
+            take = summed.take
+            given, facts = sealed(up), SumsOnlyRound(**vars(r), total=lambda wanted: to_device(take(wanted), device))
         try:
-            new = getattr(self.algo.at(exchange.t, self.settings.lr_decay), step)(self.server, up, r)
-            check_device("new server record", new, self.model.device)
+            new = getattr(self.algo.at(exchange.t, self.settings.lr_decay), step)(self.server, given, facts)
+            check_device("new server record", new, device)
             if form(new) != form(self.server):
                 raise ValueError(f"the server record has another form than before: {form(new)}, not {form(self.server)}")
             # Fields that the server owns are too large to check in every round; their rows were checked as uploads.
             check_finite(new, without=self.algo.facts.owns)
             self.server = new
+        except NotASum:  # the trial has missed something: from now on, keep the uploads of this exchange
+            self.folding.asked[exchange.stage] = None
+            self.folding.discard(uploads)
+            return self._exchange(runner, planned, last)
         except Exception as error:
             raise RoundError(self.algo.name, exchange.t, None, step, describe(error)) from error
         if self.model.has_buffers and step == "server":
@@ -203,18 +221,20 @@ class Trainer:
                 self.store.discard(slot)
             else:
                 self.store.commit(exchange.ids[position], slot)
-        loss = math.fsum((r.p.cpu() * losses).tolist())  # exact; a dot product may round differently for another alignment
-        return ExchangeResult(r, mean_floats(self.algo, up, r), loss, faults, up, uploads.extra_columns, uploads.cause)
+        # Exact; a dot product may round differently for another alignment.
+        loss = math.fsum((r.p.cpu() * losses).tolist())
+        return ExchangeResult(
+            r, mean_floats(self.algo, up, r), loss, answers.faults, up, uploads.extra_columns, answers.cause
+        )
 
-    def _check_enough(self, exchange: Exchange, uploads: Uploads, faults: dict[str, str]) -> None:
+    def _check_enough(self, exchange: Exchange, answers: Answers) -> None:
         """Stops the run if too few clients answered, after a checkpoint from which it can resume."""
-        if error := self._too_few(exchange.stage, exchange.t, len(exchange.ids), faults):
-            for slot in uploads.slots.values():
-                self.store.discard(slot)
+        if error := self._too_few(exchange.stage, exchange.t, len(exchange.ids), answers.faults):
+            self.folding.discard(answers.uploads)
             # Not after a survey: the server has already used it, and would use it again after a resume.
             if exchange.stage != "client" or not self.algo.surveys(exchange.t):
                 self._checkpoint(due=True)
-            raise error from uploads.cause
+            raise error from answers.cause
 
     def _too_few(self, stage: str, t: int, clients: int, faults: dict[str, str]) -> RoundError | None:
         """The error to raise if too few of this number of clients answered."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
 METRICS = ("train", "gradient_norm", "consistency", "drift", "tracking", "qp")  # engine/metrics.py measures them
+NEED_UPLOADS = {"consistency", "drift", "qp"}  # metrics that look at the uploads one by one
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # nothing can stop a client of these engines
 
 

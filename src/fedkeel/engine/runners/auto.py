@@ -1,24 +1,31 @@
-"""Chooses the engine by a short measurement."""
+"""Chooses the engine by a short measurement.
+
+`sequential` and `processes` have the same bits, so between them the faster one is taken. `vectorized` and `compiled` have
+others, so they must be clearly faster, in two measurements. Time during which other programs had the core does not count.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 
-from torch import nn
-
 from fedkeel.core.torch_private import CONVOLUTIONS
 from fedkeel.engine.client_work import ClientWork, Exchange, Uploads
 from fedkeel.engine.machine import cores
+from fedkeel.engine.runners.measured import Measured, key_of, recall, remember
 from fedkeel.engine.runners.runner import Runner, Sequential
 from fedkeel.engine.state.store import Store
 
-WORTH_MEASURING = 6.0  # seconds; in shorter runs, a trial of all clients at once, about a second, would not pay
+WORTH_MEASURING = 3.0  # seconds; in shorter runs, a trial of all clients at once, up to a second, would not pay
 LONG_STEP = 0.1  # seconds; if a local step takes longer, measuring one of them is enough
-TRIAL_STEPS = 3  # local steps of a trial of all clients at once; the trial runs at least twice
+TRIAL_STEPS = 3  # a trial of all clients at once has at least this many local steps, and runs at least four times
 TRIAL_SHARE = 0.05  # the largest part of the expected time that this trial may take
+TRIAL_BYTES = 1 << 28  # of one vector for every client: beyond that, all clients at once would take too much memory
 REPEAT, BRIEF = 5, 0.1  # a measurement is repeated up to 5 times, or 0.1 s: other programs may have disturbed the first
+ALIKE, PATIENT = 1.25, 1.0  # it is repeated up to 1 s while the two fastest differ by more than this factor
+CLEARLY = 1.25  # an engine with other bits must be faster by this factor
 START_WORKERS = 0.3  # seconds until worker processes are ready, about
+MESSAGES = 0.0005  # seconds that a round takes to reach the workers and come back, about
 COMPILE = 45.0  # seconds that torch.compile takes for a small model, about
 COMPILED_GAIN = 1.5  # how much faster small dense models are when compiled, about (`fedkeel bench --only b`)
 
@@ -28,33 +35,71 @@ def choose(work: ClientWork, store: Store, exchange: Exchange, rounds: int, work
 
     workers: the most worker processes that are allowed; None: one per core.
     """
-    first = Sequential(work, store)
-    step = _fastest(first, store, _part(exchange, 1, 1))  # its first call also pays for lazy initialisation
+    workers = min(workers or cores(), len(exchange.ids)) if work.objective.model.device.type == "cpu" else 1
+    key = key_of(work, exchange)
+    measured, before = recall(key), " (measured before)"
+    if measured is None:
+        measured, before = _measure(work, store, exchange, rounds, workers, key), ""
+    expected = estimates(measured, exchange, rounds, workers)
+    listed = ", ".join(f"{name} {seconds:.2g} s" for name, seconds in sorted(expected.items(), key=lambda item: item[1]))
+    return best_of(expected), f"expected for {rounds} rounds: {listed}{before}"
+
+
+def estimates(measured: Measured, exchange: Exchange, rounds: int, workers: int) -> dict[str, float]:
+    """Engine -> the seconds that it would take, about."""
+    expected = {"sequential": measured.round * rounds}
+    if workers > 1:
+        expected["processes"] = measured.round * rounds / workers * 1.1 + MESSAGES * rounds + START_WORKERS
+    if measured.step is not None:
+        expected["vectorized"] = measured.step * max(exchange.K) * rounds
+        expected["compiled"] = expected["vectorized"] / COMPILED_GAIN + COMPILE
+    return expected
+
+
+def best_of(expected: dict[str, float]) -> str:
+    """The engine to take, given the seconds that each would take."""
+    safe = min((name for name in ("sequential", "processes") if name in expected), key=lambda name: expected[name])
+    best = min(expected, key=lambda name: expected[name])
+    # The estimate for compiling is a guess, so the gain must be large.
+    if best == "compiled" and expected["compiled"] > 0.7 * expected["vectorized"]:
+        best = min((name for name in expected if name != "compiled"), key=lambda name: expected[name])
+    return best if expected[safe] > CLEARLY * expected[best] else safe
+
+
+def _measure(work: ClientWork, store: Store, exchange: Exchange, rounds: int, workers: int, key: str) -> Measured:
+    """Measures clients one by one and, if it is worth it, all at once. Remembers what two measurements agree on."""
+    runner = Sequential(work, store)
+    step = _fastest(runner, store, _part(exchange, 1, 1))  # its first call also pays for lazy initialisation
     # Clients differ, and some may have a single sample. So measure as many of them as a brief time allows.
     some = _part(exchange, max(1, int(BRIEF / step / exchange.K[0])), 1 if step > LONG_STEP else exchange.K[0])
-    seconds = _fastest(first, store, some) / sum(some.K) * sum(exchange.K)  # of a round
-    estimates = {"sequential": seconds * rounds}
-    workers = min(workers or cores(), len(exchange.ids))
-    on_cpu = work.objective.model.device.type == "cpu"
-    if workers > 1 and on_cpu:
-        estimates["processes"] = seconds * rounds / workers * 1.1 + START_WORKERS
-    expected, trial = min(estimates.values()), 2 * TRIAL_STEPS / max(exchange.K) * seconds
-    if expected > WORTH_MEASURING and trial < TRIAL_SHARE * expected and not _convolves(work.objective.model.module):
-        together = _try_vectorized(work, store, _part(exchange, len(exchange.ids), TRIAL_STEPS))
-        if together is not None:
-            estimates["vectorized"] = together * max(exchange.K) * rounds
-            estimates["compiled"] = estimates["vectorized"] / COMPILED_GAIN + COMPILE
-    best = min(estimates, key=lambda name: estimates[name])
-    # The estimate for compiling is a guess, so the gain must be large.
-    if best == "compiled" and estimates["compiled"] > 0.7 * estimates["vectorized"]:
-        best = min((name for name in estimates if name != "compiled"), key=lambda name: estimates[name])
-    listed = ", ".join(f"{name} {seconds:.2g} s" for name, seconds in sorted(estimates.items(), key=lambda item: item[1]))
-    return best, f"expected for {rounds} rounds: {listed}"
+    seconds = _fastest(runner, store, some) / sum(some.K) * sum(exchange.K)  # of a round
+    expected = min(estimates(Measured(seconds, None), exchange, rounds, workers).values())
+    trial = 4 * TRIAL_STEPS / max(exchange.K) * seconds
+    if expected < WORTH_MEASURING or trial > TRIAL_SHARE * expected or not _may_run_at_once(work, len(exchange.ids)):
+        return Measured(seconds, None)
+    # With few steps, what a round costs beside its steps would count too much. So take more if that is brief.
+    steps = max(TRIAL_STEPS, int(BRIEF / seconds * max(exchange.K)))
+    everybody = _part(exchange, len(exchange.ids), steps)
+    first = _try_vectorized(work, store, everybody)
+    if first is None:
+        return Measured(seconds, None)
+    again = _fastest(runner, store, some) / sum(some.K) * sum(exchange.K)
+    second = _try_vectorized(work, store, everybody) or first
+    measured = Measured(min(seconds, again), min(first, second))
+    if _alike(seconds, again) and _alike(first, second):
+        remember(key, measured)
+    return measured
 
 
-def _convolves(module: nn.Module) -> bool:
-    """Convolutions are slower for all clients at once, and take memory for all of them."""
-    return any(isinstance(part, CONVOLUTIONS) for part in module.modules())
+def _may_run_at_once(work: ClientWork, S: int) -> bool:
+    """Convolutions are slower for all clients at once. Large models take too much memory for all of them."""
+    model = work.objective.model
+    convolves = any(isinstance(part, CONVOLUTIONS) for part in model.module.modules())
+    return not convolves and S * sum(model.layers.sizes) * model.dtype.itemsize <= TRIAL_BYTES
+
+
+def _alike(a: float, b: float) -> bool:
+    return max(a, b) <= ALIKE * min(a, b)
 
 
 def _part(exchange: Exchange, clients: int, steps: int) -> Exchange:
@@ -80,15 +125,21 @@ def _try_vectorized(work: ClientWork, store: Store, exchange: Exchange) -> float
 
 def _fastest(runner: Runner, store: Store, exchange: Exchange) -> float:
     seconds = [_timed(runner, store, exchange)]
-    while len(seconds) < REPEAT and sum(seconds) < BRIEF:
+    while len(seconds) < REPEAT:
+        settled = len(seconds) > 1 and _alike(*sorted(seconds)[:2])
+        if sum(seconds) > (BRIEF if settled else PATIENT):
+            break
         seconds.append(_timed(runner, store, exchange))
     return min(seconds)
 
 
 def _timed(runner: Runner, store: Store, exchange: Exchange) -> float:
-    start = time.perf_counter()
+    """Seconds. On the CPU, only those count in which this process had the core."""
+    start, busy = time.perf_counter(), time.process_time()
     _run(runner, store, exchange)
-    return time.perf_counter() - start
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    on_cpu = exchange.buffers.device.type == "cpu" and all(z.device.type == "cpu" for z in exchange.down)
+    return min(seconds, busy) if on_cpu else seconds
 
 
 def _run(runner: Runner, store: Store, exchange: Exchange) -> Uploads:

@@ -13,6 +13,10 @@ An exchange goes like this:
 4. Each worker sends one message: which clients failed, and why. Until then the driver sleeps, so it takes no core from
    the workers.
 
+If the server step needs only sums, and the uploads of all clients would take much memory, they share a few places in it. The
+driver then sends each worker one client at a time, in the order of the clients. It adds uploads up in the same order, and
+gives their places to the next clients. Only the driver changes the sums, so a worker that dies cannot damage them.
+
 A worker that dies is the engine's fault, not the client's: the driver starts a new worker and runs the lost clients again,
 with the same bits. A client is at fault if several workers die on it, or if one takes longer than `timeout` over it.
 """
@@ -26,7 +30,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -37,8 +41,12 @@ from torch import Tensor
 from fedkeel.engine.client_work import ClientTask, ClientWork, Exchange, Samples, Uploads
 from fedkeel.engine.forked import die_with, interrupts_wait
 from fedkeel.engine.state.store import Layout, Store, shared_block
+from fedkeel.engine.totals import Totals, room
 from fedkeel.errors import describe
 
+# Places for uploads: one per worker, and more for clients that are done while one before them is not. If clients differ in
+# their steps, that happens often, and with few places workers would stand still.
+AHEAD, UNEQUAL = 2, 4  # places beside one per worker; places per worker if clients differ in their steps
 DEATHS = 3  # after this many workers have died on a client, the round goes on without it
 NOTHING = -1  # instead of a position: the worker is between two clients
 
@@ -49,13 +57,14 @@ class StoredTask(NamedTuple):
     task: ClientTask
     read_slot: int | None  # None: the client has no record yet
     write_slot: int | None  # None: clients of this method keep nothing
+    place: int  # the row of the shared uploads that takes this client's upload
 
 
 class Shared(NamedTuple):
     """The memory that the driver shares with its W workers. S is the largest number of clients in an exchange."""
 
     down: Any  # the record that the server sends
-    uploads: dict[str, Any]  # stage -> record of [S, ...]
+    uploads: dict[str, Any]  # stage -> record of [S, ...]; rows that nobody writes to take no memory
     buffers: Tensor  # [b] the model's buffers that the server sends
     new_buffers: Tensor  # [S, b] those that the clients send back
     losses: Tensor  # [S]
@@ -151,8 +160,11 @@ class Processes:
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the driver has closed the pipe
             while True:
                 portions, faults = pipe.recv(), {}  # type: tuple[Any, dict[int, str]]
-                while (ticket := self.tickets.draw()) < len(portions):
-                    self._run_portion(number, portions[ticket], faults)
+                if isinstance(portions, StoredTask):
+                    self._run_portion(number, [portions], faults)
+                else:
+                    while (ticket := self.tickets.draw()) < len(portions):
+                        self._run_portion(number, portions[ticket], faults)
                 pipe.send(faults)
         os._exit(0)
 
@@ -175,7 +187,7 @@ class Processes:
             mem = self.store.slot_record(stored.read_slot)
             result = self.work.run_client(task, shared.down, shared.buffers, mem, samples)
             for target, z in zip(shared.uploads[task.stage], result.up, strict=True):
-                target[task.position] = z
+                target[stored.place] = z
             shared.new_buffers[task.position] = result.buffers
             shared.losses[task.position] = result.loss
             if stored.write_slot is not None:
@@ -199,38 +211,89 @@ class Processes:
             slot = None if self.store.initial is None else self.store.stage()
             if slot is not None:
                 uploads.slots[task.position] = slot
-            tasks.append(StoredTask(task, self.store.live.get(task.client), slot))
-        self._run_all(tasks, uploads.faults)
+            tasks.append(StoredTask(task, self.store.live.get(task.client), slot, task.position))
+        self.finished[:] = 0
+        like = type(stack)(*(z[0] for z in stack))
+        W = len(self.workers)
+        places = max(W + AHEAD if len(set(exchange.K)) == 1 else UNEQUAL * W, room(like))
+        if exchange.sums is None or places >= S:
+            self._run_all(tasks, uploads.faults)
+        else:
+            uploads.up, uploads.totals = None, Totals(exchange.sums, like)
+            self._run_in_order(tasks, places, uploads.totals, uploads.faults)
         return uploads
+
+    def _run_in_order(self, tasks: list[StoredTask], places: int, totals: Totals, faults: dict[int, str]) -> None:
+        """Runs all tasks, and adds up their uploads in the order of the positions. After a fault the sums are of no use, but
+        all clients still run: each of them may have a fault of its own."""
+        deaths: Counter[int] = Counter()  # position -> workers that died there
+        waiting, free = deque(tasks), list(range(places))
+        held: dict[int, StoredTask] = {}  # number of a worker -> what it runs
+        done: dict[int, int] = {}  # position -> the place of its upload
+        position, stack = 0, self.shared.uploads[tasks[0].task.stage]  # the next upload to add
+        while waiting or held:
+            for worker in [worker for worker in self.workers if not worker.busy]:
+                # The first client that is not done has a place, or is the next to get one: so nobody waits forever.
+                while waiting and waiting[0].task.position in faults:
+                    waiting.popleft()
+                if waiting and free:
+                    held[worker.number] = waiting.popleft()._replace(place=free.pop())
+                    self._send(worker, held[worker.number])
+            for worker in self._wait():
+                if self._hear(worker, tasks, faults, deaths).busy:
+                    continue
+                stored = held.pop(worker.number)
+                if stored.task.position in faults:
+                    free.append(stored.place)
+                elif self.finished[stored.task.position]:
+                    done[stored.task.position] = stored.place
+                else:  # it is lost with its worker
+                    free.append(stored.place)
+                    waiting.appendleft(stored)
+            while position in done or position in faults:
+                if not faults:
+                    totals.put(position, type(stack)(*(z[done[position]] for z in stack)))
+                if position in done:
+                    free.append(done.pop(position))
+                position += 1
 
     def _run_all(self, tasks: list[StoredTask], faults: dict[int, str]) -> None:
         """Runs all tasks. Those that are lost with a worker are run in another pass."""
         deaths: Counter[int] = Counter()  # position -> workers that died there
-        self.finished[:] = 0
         while tasks:
             portions = in_portions(tasks, len(self.workers))
             self.tickets.restart()
             for worker in self.workers:
                 self._send(worker, portions)
-            while busy := [worker for worker in self.workers if worker.busy]:
-                wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=self._time_left(busy))
+            while busy := self._wait():
                 for worker in busy:
-                    if late := self._is_late(worker):
-                        worker.process.kill()
-                        worker.process.join()
-                    self._receive(worker, faults)
-                    if late or (worker.busy and not worker.process.is_alive()):
-                        # Just before we killed it, it may have gone on to another client, which is not late.
-                        self._blame(worker, tasks, faults, deaths, late and self._is_late(worker))
-                        new = self._replace(worker)
-                        if self._unfinished(tasks, faults):
-                            self._send(new, portions)
+                    new = self._hear(worker, tasks, faults, deaths)
+                    if new is not worker and self._unfinished(tasks, faults):
+                        self._send(new, portions)
             tasks = self._unfinished(tasks, faults)
+
+    def _wait(self) -> list[Worker]:
+        """Waits until a worker sends a message, dies, or may be late. Returns all busy workers."""
+        if busy := [worker for worker in self.workers if worker.busy]:
+            wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=self._time_left(busy))
+        return busy
+
+    def _hear(self, worker: Worker, tasks: list[StoredTask], faults: dict[int, str], deaths: Counter[int]) -> Worker:
+        """Takes the worker's message, if there is one. Returns the worker, or a new one if it was late or is dead."""
+        if late := self._is_late(worker):
+            worker.process.kill()
+            worker.process.join()
+        self._receive(worker, faults)
+        if not late and (not worker.busy or worker.process.is_alive()):
+            return worker
+        # Just before we killed it, it may have gone on to another client, which is not late.
+        self._blame(worker, tasks, faults, deaths, late and self._is_late(worker))
+        return self._replace(worker)
 
     def _unfinished(self, tasks: list[StoredTask], faults: dict[int, str]) -> list[StoredTask]:
         return [z for z in tasks if not self.finished[z.task.position] and z.task.position not in faults]
 
-    def _send(self, worker: Worker, portions: list[list[StoredTask]]) -> None:
+    def _send(self, worker: Worker, portions: list[list[StoredTask]] | StoredTask) -> None:
         worker.busy = True
         # If the worker is dead, its sentinel wakes the driver.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -16,6 +16,7 @@ import torch
 from fedkeel.engine.client_work import ClientResult, ClientTask, ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state.store import Store
+from fedkeel.engine.totals import Totals, room
 from fedkeel.errors import describe
 
 
@@ -45,13 +46,15 @@ class Sequential:
 
     def run(self, exchange: Exchange) -> Uploads:
         S, b = len(exchange.ids), len(exchange.buffers)
-        stack: RecordStack | None = None
+        stack: RecordStack | Totals | None = None
         uploads = Uploads(None, exchange.buffers.new_zeros(S, b), torch.zeros(S).double(), {}, {})
         for task, run_client in self._calls(exchange):
             position = task.position
             try:
                 result = run_client()
-                stack = stack or RecordStack(result.up, S)
+                if stack is None:
+                    sums = exchange.sums if room(result.up) < S else None
+                    stack = RecordStack(result.up, S) if sums is None else Totals(sums, result.up)
                 stack.put(position, result.up)
             except Exception as error:  # whatever a client's code raises is that client's fault
                 uploads.faults[position] = describe(error)
@@ -62,7 +65,10 @@ class Sequential:
             if result.mem is not None:
                 slot = uploads.slots[position] = self.store.stage()
                 self.store.write(slot, result.mem)
-        uploads.up = stack.record if stack else None
+        if isinstance(stack, Totals):
+            uploads.totals = stack
+        elif stack is not None:
+            uploads.up = stack.record
         return uploads
 
     def _calls(self, exchange: Exchange) -> Iterator[tuple[ClientTask, Callable[[], ClientResult]]]:

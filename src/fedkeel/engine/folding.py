@@ -1,0 +1,116 @@
+"""Runs the clients of an exchange so that their uploads need not be kept, if the server step needs nothing but sums.
+
+If the uploads of an exchange would take much memory, the runner adds them up as they come. The clients' weights depend on
+who answers, and the runner assumes that all do. If a client fails, the sums are wrong, and the others run again without it.
+That is possible because a client's result follows from (seed, round, client) and its record, and records change only after
+the exchange has succeeded. So the bits are those of an exchange that keeps all uploads.
+
+A client that failed is a suspect. When it takes part again, it runs before the others, and if it fails again, the others run
+without it. So a client that always fails costs no more than it would if uploads were kept. If other clients fail again and
+again, the run keeps all uploads from then on, because running everything twice would cost more than memory does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.records import exchanges_of
+from fedkeel.core.round import Round
+from fedkeel.core.sums import sums_asked
+from fedkeel.engine.client_work import Exchange, Uploads
+from fedkeel.engine.runners.runner import Runner
+from fedkeel.engine.totals import SumPlan, room
+
+Facts = Callable[[Exchange, list[int], bool], Round]
+REPEATS = 3  # so often clients may run again before the run keeps all uploads
+
+
+@dataclass
+class Answers:
+    """What came of an exchange."""
+
+    exchange: Exchange  # with the clients of the last attempt
+    uploads: Uploads  # of the last attempt; positions are those of `exchange`
+    faults: dict[str, str]  # client -> why it failed, in any attempt
+    cause: Exception | None  # the first fault, if it happened in this process
+
+
+class Folding:
+    """Runs the exchanges of a run."""
+
+    def __init__(self, algo: Algorithm, store: Any) -> None:
+        self.store = store
+        # A step that has changed its own fields in place could not be tried again with all uploads.
+        needs_rows = bool(algo.facts.owns)
+        self.asked = {stage: None if needs_rows else sums_asked(algo, stage) for stage in exchanges_of(algo)}
+        self.room: dict[str, int] = {}  # exchange -> how many of its uploads may be kept, as soon as one was seen
+        self.suspects: set[int] = set()  # clients that failed when they took part last
+        self.repeats = 0
+
+    def run(self, runner: Runner, exchange: Exchange, facts: Facts, keep: bool, least: int) -> Answers:
+        """facts: the round as the server sees it, from (exchange, positions of the clients that answered, last).
+        keep: the uploads are needed one by one.  least: with fewer answers than this, the exchange does not count."""
+        stage = exchange.stage
+        small = self.room.get(stage, 0) >= len(exchange.ids)
+        if keep or small or self.repeats >= REPEATS or self.asked[stage] is None:
+            uploads = runner.run(exchange)
+            return Answers(exchange, uploads, _named(exchange, uploads), uploads.cause)
+        faults, cause = self._faults_of_suspects(runner, exchange, facts)
+        left = _without(exchange, faults)
+        while True:
+            uploads = runner.run(self._folded(left, facts)) if left.ids else _nothing(left)
+            if uploads.up is not None:
+                self.room[stage] = room(z[:1] for z in uploads.up)
+            new = _named(left, uploads)
+            faults, cause = faults | new, cause or uploads.cause
+            if not new or uploads.totals is None or len(new) == len(left.ids) or len(exchange.ids) - len(faults) < least:
+                ordered = {str(client): faults[str(client)] for client in exchange.ids if str(client) in faults}
+                return Answers(left, uploads, ordered, cause)
+            self.discard(uploads)
+            self.suspects |= set(map(int, new))
+            self.repeats += 1
+            left = _without(left, new)
+
+    def discard(self, uploads: Uploads) -> None:
+        """Frees the slots of an attempt that does not count."""
+        for slot in uploads.slots.values():
+            self.store.discard(slot)
+
+    def _faults_of_suspects(
+        self, runner: Runner, exchange: Exchange, facts: Facts
+    ) -> tuple[dict[str, str], Exception | None]:
+        """Runs the suspects among the clients alone. Those that answer are no suspects any more."""
+        suspects = exchange.only([position for position, client in enumerate(exchange.ids) if client in self.suspects])
+        if not suspects.ids:
+            return {}, None
+        uploads = runner.run(self._folded(suspects, facts))
+        self.discard(uploads)
+        faults = _named(suspects, uploads)
+        self.suspects -= {client for client in suspects.ids if str(client) not in faults}
+        return faults, uploads.cause
+
+    def _folded(self, exchange: Exchange, facts: Facts) -> Exchange:
+        """The exchange with the weights that its clients have if all of them answer."""
+        r, asked = facts(exchange, list(range(len(exchange.ids))), True), self.asked[exchange.stage]
+        assert asked is not None
+        exchange.sums = SumPlan(asked, {"avg": r.p.tolist(), "share": r.weight.tolist()})
+        return exchange
+
+
+def _named(exchange: Exchange, uploads: Uploads) -> dict[str, str]:
+    """Client -> why it failed."""
+    return {str(exchange.ids[position]): why for position, why in sorted(uploads.faults.items())}
+
+
+def _without(exchange: Exchange, faults: Iterable[str]) -> Exchange:
+    failed = set(map(int, faults))
+    return exchange.only([position for position, client in enumerate(exchange.ids) if client not in failed])
+
+
+def _nothing(exchange: Exchange) -> Uploads:
+    return Uploads(None, exchange.buffers.new_zeros(0, len(exchange.buffers)), torch.zeros(0).double(), {}, {})
