@@ -105,7 +105,7 @@ class OneClient(Steps):
         model = self.objective.model
         model.bind(w)
         kept = model.read_buffers() if still and model.has_buffers else None
-        with torch.enable_grad():
+        with torch.enable_grad(), self.objective.rounding():
             output, more = look() if look else (model.module(x), None)
             loss = self.objective.loss(output, y)
             total = loss if more is None else loss + more
@@ -199,5 +199,6 @@ class OneGrad(Grad):
 
     def loss(self, w: Tensor) -> Tensor:
         objective = self.steps.objective
-        loss = objective.loss(Net(objective.model, w)(self.x), self.y)
+        with objective.rounding():
+            loss = objective.loss(Net(objective.model, w)(self.x), self.y)
         return (loss + 0.5 * objective.weight_decay * w.square().sum()).reshape(1)

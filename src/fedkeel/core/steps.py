@@ -6,6 +6,7 @@ runs a group of clients at once on [S, d].
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -32,10 +33,17 @@ class Objective:
     weight_decay: float = 0.0
     clip: float | None = None
     each: Loss | None = None  # each(output, target) -> [B] the loss of every sample, if it is known
+    precision: str | None = None  # "bf16": forward passes and losses use torch's autocast; None: the dtype of the model
 
     def is_dense(self) -> bool:
         """Is it a network and a loss whose gradient core/dense_gradients.py writes out?"""
-        return self.each is not None and is_dense(self.model)
+        return self.each is not None and self.precision is None and is_dense(self.model)
+
+    def rounding(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of a forward pass and its loss. Parameters and their gradients have the model's dtype in any case."""
+        if self.precision is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.model.device.type, torch.bfloat16)
 
 
 class Steps(ABC):

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.trial import OrdinaryOrder
 from fedkeel.engine.machine import peak_memory
 from fedkeel.engine.state.store import Store
 
@@ -17,8 +18,8 @@ from fedkeel.engine.state.store import Store
 class Clients(Mapping[int, Any]):
     """client -> its record. None for a client that never took part, or if clients of this method keep nothing."""
 
-    def __init__(self, store: Store, N: int) -> None:
-        self.store, self.N = store, N
+    def __init__(self, store: Store, N: int, ordinary: OrdinaryOrder) -> None:
+        self.store, self.N, self.ordinary = store, N, ordinary
 
     def __getitem__(self, client: int) -> Any:
         if not 0 <= client < self.N:
@@ -26,9 +27,8 @@ class Clients(Mapping[int, Any]):
         if client not in self.store:
             return None
         record = self.store.read(client)
-        return type(record)(
-            *(z.clone() for z in record)
-        )  # a copy: you may change it without harm to the file from which the run can be resumed
+        # A copy: you may change it without harm to the file from which the run can be resumed.
+        return self.ordinary(type(record)(*(z.clone() for z in record)))
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.N))

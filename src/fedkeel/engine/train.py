@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.features import check_inside
-from fedkeel.core.flat import FlatModel, copy_of
+from fedkeel.core.flat import FlatModel, copy_of, set_memory_format
 from fedkeel.core.registry import make
 from fedkeel.data.federation import Federation
 from fedkeel.engine.allocator import keep_freed_memory
@@ -35,9 +35,14 @@ def seeded(make_model: Callable[[], Any], seed: int) -> Any:
 
 
 def make_flat(
-    model: nn.Module | Callable[[], nn.Module], seed: int, device: str, dtype: torch.dtype | None, private: bool = False
+    model: nn.Module | Callable[[], nn.Module],
+    seed: int,
+    device: str,
+    dtype: torch.dtype | None,
+    private: bool = False,
+    memory_format: str | None = None,
 ) -> FlatModel:
-    """The user's module, or the one that the user's function makes from the seed, on device and dtype.
+    """The user's module, or the one that the user's function makes from the seed, on device, dtype and memory format.
 
     The user's module is never changed: a copy of it is trained.
     """
@@ -52,6 +57,10 @@ def make_flat(
         module = module.to(device=device, dtype=dtype)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device = {device!r} cannot be used here: {describe(error)}") from error
+    if memory_format is not None:
+        if memory_format == "channels_last" and not any(p.dim() == 4 for p in module.parameters()):
+            raise refuse("memory_format", memory_format, "'contiguous' for a model without 2-d convolutions")
+        set_memory_format(module, memory_format)
     for part in module.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             if part.max_norm is not None:
@@ -94,6 +103,8 @@ def train(
     engine: str = Settings.engine,
     device: str = Settings.device,
     dtype: torch.dtype | None = None,
+    memory_format: str | None = Settings.memory_format,
+    precision: str | None = Settings.precision,
     out: str | Path | None = None,
     progress: Progress = True,
     evaluate_every: int = Settings.evaluate_every,
@@ -119,6 +130,8 @@ def train(
     lr_decay: the local learning rate of round t is lr * lr_decay ** t.  clip: largest norm of a corrected direction.
     weights: "uniform", or "samples" to weigh clients by their number of samples.
     engine: auto, sequential, vectorized, compiled, processes or ray; see docs/engines.md.
+    memory_format: "channels_last" is faster for convolutions; by default that of the model's parameters.
+    precision: "bf16" computes forward and backward passes in 16 bits: faster, but the weights differ.
     out: a directory for config, metrics, checkpoint and model.  resume: go on from the checkpoint there, if any.
     progress: a bar on the screen, or a function that is called with every row of the history.
     min_clients: a round in which fewer clients answer without a fault stops the run.
@@ -149,6 +162,8 @@ def train(
         metrics=metrics,
         engine=engine,
         device=device,
+        memory_format=memory_format,
+        precision=precision,
         workers=workers,
         timeout=timeout,
         ray_address=ray_address,
@@ -187,7 +202,7 @@ def train_checked(
     if torch.is_inference_mode_enabled():
         raise ValueError("train: inside torch.inference_mode() nothing can be trained; call it outside")
     keep_freed_memory()
-    flat = make_flat(model, settings.seed, settings.device, dtype, private=algo.facts.private)
+    flat = make_flat(model, settings.seed, settings.device, dtype, algo.facts.private, settings.memory_format)
     check_inside(flat.module, algo.facts.needs, algo.name)
     if remote is None:
         check_fit(flat, fed, (fed.x, fed.y), loss)
@@ -195,7 +210,7 @@ def train_checked(
         check_fit(flat, fed, fed.test, loss, where="test: ")
     ray = {"address": settings.ray_address, "device": settings.device}
     runner = EngineChoice(settings.engine, settings.workers, settings.timeout, ray, remote)
-    goal = objective(flat, loss, settings.weight_decay, settings.clip)
+    goal = objective(flat, loss, settings.weight_decay, settings.clip, settings.precision)
     folder = Path(out) if out else None
     trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, resume, store, config, settings.metrics)
     if callable(progress):

@@ -27,6 +27,8 @@ from fedkeel.engine.settings import Settings, alike
 from fedkeel.files import write_atomically
 
 FORMAT = "fedkeel-checkpoint-1"
+# Settings that checkpoints of version 0.1.0 lack, and what such a run had in their place.
+ADDED = {"memory_format": "contiguous", "precision": None}
 
 
 def save_checkpoint(path: Path, t: int, server: Any, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -76,7 +78,8 @@ def run_identity(
 
     initial: the record of a new client.  t: the next round.  data, frozen: fingerprints of data and frozen parameters.
     """
-    kept = settings.identity() | {"dtype": str(model.dtype)}
+    how = {"dtype": str(model.dtype), "memory_format": model.memory_format, "precision": settings.precision}
+    kept = settings.identity() | how
     if isinstance(kept["cohort"], Sequence):  # a list of clients per round: later rounds may still change
         past = [list(ids) for ids in kept["cohort"]][:t]
         kept["cohort"] = hashlib.sha256(repr(past).encode()).hexdigest()
@@ -93,6 +96,8 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collecti
     """
     for part, ours in now.items():
         theirs = then.get(part)
+        if part == "settings" and isinstance(theirs, dict):
+            theirs = ADDED | theirs
         if part in ("settings", "algorithm") and isinstance(theirs, dict):
             key = next((key for key in ours if not alike(key, theirs.get(key), ours[key])), None)
             if key is not None:

@@ -124,7 +124,7 @@ class RunDirectory:
 
     def end(self, run: Run, data: str | None) -> None:
         """Writes model and summary. data: the fingerprint of the data and their split."""
-        weights = {name: z.detach().cpu().clone() for name, z in run.model.state_dict().items()}
+        weights = {name: z.detach().cpu().contiguous().clone() for name, z in run.model.state_dict().items()}
         write_atomically(self.path / MODEL, save(weights))
         about = run.summary() | {"data": data, "made_with": made_with()}
         write_atomically(self.path / SUMMARY, json.dumps(about, indent=2).encode())
