@@ -1,4 +1,4 @@
-# Everything runs in .venv, made on first use; the system's Python is not touched.
+# Everything runs in .venv, which the first command makes. Nothing is installed into the system's Python.
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -13,20 +13,20 @@ demo: $(READY)  ## compare seven methods on digits; writes runs/demo/report.html
 test: $(TESTED)  ## the fast tests
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
-test-slow: $(TESTED)  ## the long ones: kills at random moments, large splits
+test-slow: $(TESTED)  ## the slow tests: kills at random moments, large splits
 	$(BIN)/python -m pytest -m slow
 
-lint: $(TESTED)  ## format, lint, types
+lint: $(TESTED)  ## check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint test  ## all that a commit needs
+check: lint test  ## lint and fast tests; run it before every commit
 
-bench: $(READY)  ## speed and scale beside other simulators, as ratios: results/bench.md (some 25 minutes)
+bench: $(READY)  ## speed and scale beside other simulators, as ratios: results/bench.md (about 40 minutes)
 	$(BIN)/fedkeel bench
 
-map: $(READY)  ## draw which layer imports which: docs/map.svg; fails if an arrow points up
+map: $(READY)  ## draw the imports between layers: docs/map.svg; fails if an import points up
 	$(BIN)/python benchmarks/map.py
 
 $(READY): pyproject.toml constraints.txt

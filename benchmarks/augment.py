@@ -1,4 +1,4 @@
-"""What augmentation costs a round: CPU time of LeNet-5 on 3 x 32 x 32 images with crop-flip, in ratio to the same without.
+"""How much augmentation costs: CPU time of rounds of LeNet-5 on 3 x 32 x 32 images with crop-flip, divided by that without.
 
 python benchmarks/augment.py
 """
@@ -37,7 +37,7 @@ def seconds(augment: CropFlip | None) -> float:
 
 
 if __name__ == "__main__":
-    seconds(None)  # the first run pays for lazy set-up
+    seconds(None)  # the first run includes set-up
     pairs = [(seconds(CropFlip(4)), seconds(None)) for _ in range(REPEATS)]
     ratios = sorted(a / b for a, b in pairs)
     print(f"with / without: median {ratios[len(ratios) // 2]:.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}")

@@ -16,7 +16,7 @@ import torch
 from rich.progress import track
 
 import fedkeel as fk
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import lookup
 from fedkeel.engine.machine import cores
 from fedkeel.models import make_model
 
@@ -26,7 +26,7 @@ TASK = (
     "five on seed 0, by the mean test accuracy of the last ten rounds; the table shows seeds 0, 1 and 2 with it. Methods "
     "that are only defined when all clients take part (marked *) have all 50 in every round."
 )
-# Single runs, seed 0, that look into methods below fedavg: (name, step, what is changed).
+# Single runs with seed 0 that examine methods below fedavg: (name, step, what is changed).
 LOOKED_INTO: list[tuple[str, float, dict[str, Any]]] = [
     ("fadamet", 0.01, {"rounds": 300}),
     ("fadamet", 0.01, {"cohort": 50}),
@@ -95,14 +95,14 @@ def look_into() -> str:
             row = one(name, value, **{"seed": 0} | changed) | {"changed": changed}
             with CACHE.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-        told = ", ".join(f"{key} {z:g}" for key, z in changed.items())
+        changes = ", ".join(f"{key} {z:g}" for key, z in changed.items())
         scores = "diverged | |" if "error" in row else f"{row['last10']:.3f} | {row['best']:.3f} |"
-        lines.append(f"| {name} | {value:g} | {told} | {scores}")
+        lines.append(f"| {name} | {value:g} | {changes} | {scores}")
     return "\n".join(lines)
 
 
 def run_all(jobs: list[tuple[str, float, int]], what: str) -> dict[tuple[str, float, int], dict[str, Any]]:
-    """The jobs' results; those in the cache are not run again."""
+    """The results of the runs. Those in the cache are not run again."""
     CACHE.parent.mkdir(exist_ok=True)
     rows = [json.loads(line) for line in CACHE.read_text().splitlines()] if CACHE.exists() else []
     done = {(row["name"], row["value"], row["seed"]): row for row in rows if "changed" not in row}

@@ -1,6 +1,6 @@
 """How many files of the package a command runs through: `python benchmarks/files_called.py run --algorithm scaffold`.
 
-Counts the files in which at least one function is called, import time not counted, and lists them.
+Counts and lists the files in which at least one function is called. Imports do not count.
 """
 
 from __future__ import annotations

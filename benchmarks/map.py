@@ -1,4 +1,4 @@
-"""Draws which layer of the package imports which: docs/map.svg. An arrow that points up is an error.
+"""Draws the imports between the layers of the package: docs/map.svg. An arrow that points up is an error.
 
     python benchmarks/map.py [--out docs/map.svg]
 

@@ -1,12 +1,12 @@
 """The papers' tables and figures on real data, as far as two cores allow: results/NAME/.
 
-    python benchmarks/paper_results.py NAME --data-dir DIR [--runs DIR] [--jobs N]     # runs it, or goes on
+    python benchmarks/paper_results.py NAME --data-dir DIR [--runs DIR] [--jobs N]     # runs it, or continues
     python benchmarks/paper_results.py NAME --publish [--runs DIR]                     # only writes what is complete
 
-A result is one `fedkeel` command (COMMANDS), so all that fedkeel promises of studies holds: complete runs are not run again,
-partial ones are continued. results/NAME/ gets the study file, the tables (README.md, CSV, LaTeX), the figures, and the raw
-numbers of all complete runs (runs.tar.xz), from which the next call goes on, also on another machine. What is to be said
-about a result stands in results/NAME/findings.md and is put under its table.
+A result is one `fedkeel` command (COMMANDS), so it has the properties of studies: complete runs are not run again, partial
+runs continue. results/NAME/ gets the study file, the tables (README.md, CSV, LaTeX), the figures, and the raw
+numbers of all complete runs (runs.tar.xz), from which the next call continues, also on another machine. The text about a
+result is results/NAME/findings.md; it is copied under the table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import tomli_w
 
 from fedkeel.engine.state.directory import ERROR
 from fedkeel.files import read_toml
-from fedkeel.study.changes import choose_cases, choose_methods
+from fedkeel.study.changes import choose_cases
+from fedkeel.study.file import choose_methods
 from fedkeel.study.recipes import read as recipe
 from fedkeel.study.report.table_text import (
     APART,
@@ -43,16 +44,16 @@ from fedkeel.study.results.collect import ORIGIN
 from fedkeel.study.results.numbers import NOT_RUN
 
 RESULTS = Path(__file__).parents[1] / "results"
-NUMBERS = ("config.toml", "metrics.jsonl", "summary.json")  # of a run; not its checkpoint
+NUMBERS = ("config.toml", "metrics.jsonl", "summary.json")  # files of a run that are kept; not its checkpoint
 
-# LeNet-5 stands for ResNet-18, and T is cut, where the paper's scale would take weeks here: the README of a result tells.
+# LeNet-5 replaces ResNet-18, and T is smaller, where the paper's scale would take weeks. The README of a result says so.
 LENET = "--model lenet5 --local-steps 5 --batch-size 20 --evaluate-every 10"
 GRADMA = ("gradma-w", "gradma-s", "gradma")
 COMMANDS = {
-    # Searched in its hardest column only: a search in each of five would take as long as all the rest.
+    # Only the hardest column is searched: searching all five would take as long as everything else.
     "gradma-mnist": "reproduce gradma/tab2 --cases mnist --evaluate-every 5 --search rounds=100 --search every=10 "
     "--search 'case=MNIST S=10 omega=0.01'",
-    # The same column as its third, with short steps for all: what the search of gradma-mnist does not choose.
+    # Its third column again, with short steps for all methods, which the search of gradma-mnist does not choose.
     "gradma-mnist-short": "reproduce gradma/tab2 --cases 'mnist s=10 omega=0.01' --evaluate-every 5 --search rounds=100 "
     "--search every=10 --algorithms fedavg,fedavgm,scaffold,gradma-w,gradma-s,gradma"
     + "".join(f" --set {z}.lr=0.01 --set {z}.server_lr=1" for z in ("fedavg", "fedavgm", "scaffold", *GRADMA)),
@@ -62,7 +63,7 @@ COMMANDS = {
     "--algorithms fedavg,fedavgm,mifa,scaffold,gradma-w,gradma-s,gradma",
     "gradma-cifar10": "reproduce gradma/tab2 --cases cifar-10 --evaluate-every 10 --search rounds=100 --search every=20 "
     "--search 'case=CIFAR-10 S=10 omega=0.01' --algorithms fedavg,fedavgm,mifa,scaffold,gradma-w,gradma-s,gradma",
-    # GradMA in that column with the values that the search chose for GradMA-S, which the search for GradMA did not come to.
+    # GradMA in that column with the values that the search chose for GradMA-S; the search for GradMA did not find them.
     "gradma-cifar10-short": "reproduce gradma/tab2 --cases 'cifar-10 s=10 omega=0.01' --evaluate-every 10 "
     "--algorithms gradma --set gradma.lr=0.01 --set gradma.server_lr=1 --set gradma.beta1=0.9 --set gradma.beta2=0.1",
     "lamb-supp-fig1": "reproduce lamb/supp-fig1 --model mlp --evaluate-every 2 --seeds 1 --search rounds=5 --search every=5",
@@ -83,21 +84,25 @@ COMMANDS = {
     "lada-fig8": f"reproduce lada/fig8 {LENET} --rounds 200",
 }
 
-OTHER_TABLE = {name: "gradma/tab1" for name in COMMANDS if name.startswith("gradma")}  # of the same runs: its numbers, too
+OTHER_TABLE = {
+    name: "gradma/tab1" for name in COMMANDS if name.startswith("gradma")
+}  # another table with the same runs: show its numbers, too
 
 
 def unpack(name: str, runs: Path) -> None:
-    """The runs that were kept with the result, if they are not here yet."""
+    """Unpacks the runs that were kept with the result, if they are not here yet."""
     kept = RESULTS / name / "runs.tar.xz"
     if kept.exists() and not runs.exists():
         runs.mkdir(parents=True)
         with tarfile.open(kept) as archive:
             archive.extractall(runs, filter="data")
-        shutil.copy(RESULTS / name / "study.toml", runs)  # or --publish alone would not know which study they are of
+        shutil.copy(
+            RESULTS / name / "study.toml", runs
+        )  # otherwise --publish alone would not know which study the runs belong to
 
 
 def pack(name: str, runs: Path) -> None:
-    """Numbers of all complete runs, why others failed, and how the data were split; the same runs give the same bytes."""
+    """Packs the numbers of all complete runs, the errors of others, and the splits. The same runs give the same bytes."""
     files = [path.parent / file for path in sorted(runs.rglob("summary.json")) for file in NUMBERS]
     with tarfile.open(RESULTS / name / "runs.tar.xz", "w:xz", preset=9) as archive:
         for path in files + sorted(runs.rglob(ERROR)) + sorted(runs.glob(ORIGIN)):
@@ -108,7 +113,7 @@ def pack(name: str, runs: Path) -> None:
 
 
 def add_table(name: str, path: Path) -> None:
-    """Puts the numbers of another table of the paper into the study file of a result that has its runs."""
+    """Adds the numbers of another table of the paper to the study file of a result with the same runs."""
     file = read_toml(path)
     cases = ",".join(case["name"] for case in file["cases"])
     other = choose_methods(choose_cases(recipe.read(OTHER_TABLE[name]).file, cases), ",".join(file["methods"]))["paper"]
@@ -117,7 +122,7 @@ def add_table(name: str, path: Path) -> None:
 
 
 def publish(name: str, runs: Path) -> None:
-    """What is complete, as files of the repository."""
+    """Writes what is complete to the files of the repository."""
     out = RESULTS / name
     out.mkdir(parents=True, exist_ok=True)
     if name in OTHER_TABLE:
@@ -161,7 +166,7 @@ def missing(rows: list[dict[str, Any]], what: str, kind: str, failed: bool) -> s
 
 
 def beside_paper(rows: list[dict[str, Any]], paper: dict[str, Any]) -> str:
-    """Ours over the paper's, one column per case or value; ≠ where they are apart by more than both deviations."""
+    """Our numbers above the paper's, one column per case or value. ≠: they differ by more than both deviations."""
     metric, at = paper["metric"], paper["at"]
     rows = [row for row in rows if metric in row["paper"] and row["seeds"]]
     if not rows:
@@ -197,9 +202,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sorted(COMMANDS))
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs lie, e.g. --runs /tmp/runs")
-    parser.add_argument("--data-dir", help="folder of the data sets, e.g. --data-dir ../shared/data")
+    parser.add_argument("--data-dir", help="folder of the data sets, e.g. --data-dir ~/data")
     parser.add_argument(
-        "--minilm", default="minilm", help="folder of MiniLM, for pt-tab2 (benchmarks/tasks.py tells where from)"
+        "--minilm", default="minilm", help="folder of MiniLM, for pt-tab2 (benchmarks/tasks.py names the model)"
     )
     parser.add_argument("--jobs", help="runs at a time, e.g. --jobs 1")
     parser.add_argument("--publish", action="store_true", help="run nothing, write what is complete")
@@ -212,7 +217,7 @@ def main() -> None:
         env = os.environ | ({"FEDKEEL_DATA": given.data_dir} if given.data_dir else {})
         words = shlex.split(COMMANDS[given.name].replace("MINILM", given.minilm))
         code = subprocess.run([sys.executable, "-m", "fedkeel", *words, *more], env=env, check=False).returncode
-    if code in (0, 1):  # 1: some runs failed, as those do that diverge; the others are to be seen
+    if code in (0, 1):  # 1: some runs failed, for example because they diverged; the others are shown
         publish(given.name, runs)
     sys.exit(code)
 

@@ -3,7 +3,7 @@
     python benchmarks/profile_round.py                 # two workers, and every method: some 5 minutes
     python benchmarks/profile_round.py fed-lamb moon   # two workers, and these methods
 
-A clock is put around a few functions of fedkeel, from outside. Run it on a machine that does nothing else.
+The script measures the time in a few functions of fedkeel. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workloads import WORKLOADS
 import fedkeel as fk
 import methods
 from fedkeel.core.dense_gradients import Dense
-from fedkeel.core.one_client import OneClient, OneGrad
+from fedkeel.core.steps import OneClient, OneGrad
 from fedkeel.engine.client_work import ClientWork
 from fedkeel.engine.runners.processes import Processes
 
@@ -36,11 +36,11 @@ PLACES = {
     "losses": [(OneGrad, "loss")],
     "clients": [(ClientWork, "run_client")],
 }
-SKIP, ROUNDS = 5, 60  # rounds that do not count; of a run with two workers
+SKIP, ROUNDS = 5, 60  # rounds of warm-up; rounds of a run with two workers
 
 
 def two_workers(fed: fk.Federation) -> str:
-    """What the parts of a round take, as shares of the round: medians over the rounds."""
+    """The parts of a round as shares of its time: medians over the rounds."""
     begun = np.frombuffer(RawArray("d", 2 * W.cohort)).reshape(W.cohort, 2)  # and ended, of every client of the round
     work_on, run = Processes._run_client, Processes.run
     rounds: list[tuple[float, float, np.ndarray]] = []

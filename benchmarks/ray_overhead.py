@@ -2,10 +2,10 @@
 
     python benchmarks/ray_overhead.py [passes]
 
-Overhead is the part of a round in which its two workers do not run clients, by their own clocks: the way there and back, one
-worker that waits for the other, and the driver's server step. Both times are taken in the same round, so a slow spell of
-a shared machine is in both. The rest of what Ray could cost, clients that run slower in its workers, shows in the fastest
-round beside half of the fastest one of `sequential`; that says something on a quiet machine only.
+Overhead is the part of a round in which the two workers do not run clients, by their clocks: messages there and back, one
+worker that waits for the other, and the driver's server step. Both times come from the same round, so a busy moment of a
+shared machine affects both. Clients may also run slower in Ray's workers. The ratio of the fastest round to half of the
+fastest round of `sequential` shows that, but only on a quiet machine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import fedkeel as fk
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from methods import W, federation
 
-ROUNDS, WORKERS, SKIP = 200, 2, 80  # Ray's own processes are still starting in the first seconds
+ROUNDS, WORKERS, SKIP = 200, 2, 80  # in the first seconds Ray's processes are still starting
 
 
 def measure(engine: str) -> dict[str, Any]:
-    """Seconds of the fastest round, and of every late round the part in which workers were not busy."""
+    """Seconds of the fastest round, and for every later round the share in which workers were idle."""
     busy: list[float] = []  # seconds of a round's calls
     shares: list[float] = []
     if engine == "ray":
@@ -45,17 +45,17 @@ def measure(engine: str) -> dict[str, Any]:
 
 
 def listen(busy: list[float]) -> None:
-    """Notes the seconds that workers say they took for a call."""
+    """Records the seconds that workers report for a call."""
     from fedkeel.engine.runners import ray as engine
 
     get = engine.ray.get
 
-    def told(answer: Any) -> Any:
+    def get_and_note(answer: Any) -> Any:
         result = get(answer)
         busy.append(getattr(result, "seconds", 0.0))
         return result
 
-    engine.ray.get = told
+    engine.ray.get = get_and_note
 
 
 def main(passes: int) -> None:

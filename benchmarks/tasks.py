@@ -1,9 +1,9 @@
-"""The papers' tasks on real data, each trained for a while: writes results/tasks.md.
+"""Short runs of the papers' tasks on real data: writes results/tasks.md.
 
     python benchmarks/tasks.py --data-dir DATA --minilm FOLDER [--only cifar10]
 
-Every run is a process of its own, so that its peak memory is its own; finished ones are kept in results/tasks.jsonl and not
-run again. MiniLM is the folder of all-MiniLM-L6-v2; CIFAR-10 is looked for in --cifar-dir, else in the data directory.
+Every run is a separate process, so that its peak memory can be measured. Finished runs are kept in results/tasks.jsonl and
+not run again. MiniLM is the folder of all-MiniLM-L6-v2. CIFAR-10 is read from --cifar-dir, by default the data directory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TESTED = 10_000  # test samples at most
 CACHE, TABLE, FINDINGS = (Path("results") / name for name in ("tasks.jsonl", "tasks.md", "tasks.findings.md"))
 
 DIRICHLET = {"split": "dirichlet_per_class", "clients": 100, "concentration": 0.1, "cohort": 10}
-# Half the clients in a round: with fewer, whichever class has more of them in a round decides what all texts are taken for.
+# Half of the clients in a round: with fewer, the class that more of them have decides the answer for all texts.
 LORA = {
     "data": "sst2", "model": "hf:MINILM", "length": 48, "lora_rank": 8, "lora_layers": 2, "rounds": 40, "local_steps": 2,
     "batch_size": 8, "clients": 100, "cohort": 50, "split": "dirichlet_per_class", "concentration": 0.1,
@@ -75,7 +75,8 @@ def one(name: str, places: argparse.Namespace) -> dict[str, Any]:
     own, workers = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     scores = [row["test_accuracy"] for row in result.history if row["test_accuracy"] is not None]
     return {
-        "name": name, "config": {key: z for key, z in config.as_dict().items() if key != "data_dir"}, "d": len(result.params),
+        "name": name, "config": {key: z for key, z in config.as_dict().items() if key != "data_dir"},
+        "d": len(result.params),
         "before": before["test_accuracy"], "after": scores[-1], "seconds": seconds, "engine": result.engine,
         "samples": [len(fed.y), len(fed.test[1])], "megabytes": max(own, workers) / 1024, "clients": len(fed),
     }  # fmt: skip
@@ -113,10 +114,10 @@ def write(done: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="../shared/data")
-    parser.add_argument("--cifar-dir", help="where CIFAR-10 in full is")
+    parser.add_argument("--data-dir", default="~/data", help="folder of the data sets")
+    parser.add_argument("--cifar-dir", help="folder of the complete CIFAR-10")
     parser.add_argument("--minilm", default="", help="folder of all-MiniLM-L6-v2")
-    parser.add_argument("--only", choices=list(TASKS), help="run this one here, and print what came of it")
+    parser.add_argument("--only", choices=list(TASKS), help="run this task in this process, and print its result")
     places = parser.parse_args()
     places.cifar_dir = places.cifar_dir or places.data_dir
     if places.only:
@@ -127,11 +128,11 @@ def main() -> None:
         if name in done:
             continue
         print(name, flush=True)
-        told = subprocess.run([sys.executable, *sys.argv, "--only", name], stdout=subprocess.PIPE, text=True, check=False)
-        if told.returncode:
-            print(f"{name} failed; run this again to go on", file=sys.stderr)
+        ended = subprocess.run([sys.executable, *sys.argv, "--only", name], stdout=subprocess.PIPE, text=True, check=False)
+        if ended.returncode:
+            print(f"{name} failed; run this again to continue", file=sys.stderr)
             continue
-        done[name] = json.loads(told.stdout.splitlines()[-1])
+        done[name] = json.loads(ended.stdout.splitlines()[-1])
         with CACHE.open("a") as file:
             file.write(json.dumps(done[name]) + "\n")
     write(done)

@@ -1,9 +1,9 @@
-"""What it saves to compute the frozen blocks once per text: seconds of a round with kept hidden states and without.
+"""How much time it saves to compute the frozen blocks once per text: seconds of a round with and without kept states.
 
     python benchmarks/text_prefix.py FOLDER_OF_A_MODEL [DATA] [LORA_LAYERS]
 
-All rounds are the same one, so that its texts are known after the first. Both in turns, three times, on one core; the ratio
-is of CPU time, which others on the machine disturb least.
+All rounds use the same texts, so their states are known after the first. Both variants take turns, three times, on one core.
+The ratio is of CPU time, which other programs disturb least.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(folder: str, data: str = "sst2", layers: str = "2") -> None:
         model[0].hidden = None
         return model
 
-    first = seconds(make, fed)  # computes the states of the texts of this round, unless an earlier run has
+    first = seconds(make, fed)  # computes the states of these texts, unless an earlier run has done so
     kept, computed = [], []
     for _ in range(3):
         kept.append(seconds(make, fed))

@@ -1,4 +1,4 @@
-"""What tests of several files use."""
+"""Fixtures that several test files use."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from fedkeel.cli import app as cli
 
 @pytest.fixture
 def fedkeel(request, tmp_path, monkeypatch, capsys):
-    """Calls the console script in an empty directory -> (exit code, stdout, stderr); the screen has the file's `COLUMNS`."""
+    """Calls the command in an empty directory -> (exit code, stdout, stderr). The screen has `COLUMNS` of the test file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", str(getattr(request.module, "COLUMNS", 80)))
 

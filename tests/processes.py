@@ -19,7 +19,7 @@ def forked(work: Callable[[], Any]) -> Iterable[Any]:
     """Calls `work` in a child process, and kills the child at the end of the block if it still runs."""
 
     def alone() -> None:
-        torch.set_num_threads(1)  # a fork does not copy OpenMP's threads, and it would wait for them forever
+        torch.set_num_threads(1)  # a fork does not copy OpenMP's threads, and the child would wait for them forever
         work()
 
     child = multiprocessing.get_context("fork").Process(target=alone)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import lookup
 
 
 def half_square(output: Tensor, target: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def half_square(output: Tensor, target: Tensor) -> Tensor:
 def linear_clients(
     sizes: Sequence[int], inputs: int, seed: int = 0, unlike: float = 1.0, shift: bool = True
 ) -> fk.Federation:
-    """Clients with linear-regression data of their own: other inputs, other true weights, other noise."""
+    """Clients with different linear-regression data: each has its own inputs, true weights and noise."""
     rng = np.random.default_rng(seed)
     clients = []
     for size in sizes:
@@ -34,7 +34,7 @@ def linear_clients(
 
 
 def linear_model(inputs: int, bias: bool = True, x0: Sequence[float] | None = None) -> nn.Module:
-    """A linear model in float64 with fixed, or given, first weights."""
+    """A linear model in float64. Its initial weights are fixed, or those that you give."""
     model = nn.Linear(inputs, 1, bias=bias).double()
     d = inputs + bias
     values = torch.linspace(-0.5, 0.7, d, dtype=torch.float64) if x0 is None else torch.as_tensor(x0).double()

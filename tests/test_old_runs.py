@@ -66,7 +66,7 @@ def test_a_study_is_complete_and_its_report_opens(fedkeel, made):
     assert (made / "sweep/report.html").exists()
 
 
-def test_a_study_file_of_then_goes_on_with_more_seeds(fedkeel, made):
+def test_an_old_study_continues_with_more_seeds(fedkeel, made):
     code, _, err = fedkeel("compare", "study/study.toml", "--out", "study", "--jobs", "1", "--seeds", "3")
     assert code == 0
     assert "6 of 8 runs are complete already" in err

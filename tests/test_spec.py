@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedkeel as fk
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import lookup
 
 TEXT = (Path(__file__).parents[1] / "docs/methods.md").read_text()
 # A section is a heading that is a registered name, up to the next heading.

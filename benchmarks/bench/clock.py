@@ -21,22 +21,22 @@ LONG = 2.0  # seconds; a round that takes longer is timed once only when threads
 class Clock:
     def __init__(self, warm_up: int = WARM_UP) -> None:
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the benchmark, whatever it dies of
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the benchmark, however that ends
         self.answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever a library prints goes to the log
-        self.left, self.seconds, self.told = warm_up, [], {}
+        self.left, self.seconds, self.facts = warm_up, [], {}
         self.warm = False
         self.start = time.perf_counter()
 
-    def tell(self, **told: Any) -> None:
-        """Facts that the table shall mention: how many threads, which engine."""
-        self.told |= told
+    def tell(self, **facts: Any) -> None:
+        """Facts for the table: how many threads, which engine."""
+        self.facts |= facts
 
     def tick(self) -> None:
         self.seconds.append(time.perf_counter() - self.start)
         self.left -= 1
         if self.left <= 0:
-            self._answer({"seconds": self.seconds} if self.warm else {"ready": True, **self.told})
+            self._answer({"seconds": self.seconds} if self.warm else {"ready": True, **self.facts})
             self.warm, self.seconds, self.left = True, [], self._next()
         self.start = time.perf_counter()
 
@@ -47,7 +47,7 @@ class Clock:
     def _next(self) -> int:
         line = sys.stdin.readline()
         if not line.strip():
-            os._exit(0)  # from inside of whatever framework
+            os._exit(0)  # also from inside a framework that would catch SystemExit
         return int(line)
 
 
@@ -59,7 +59,7 @@ def faster_threads(round_: Any, clock: Clock) -> None:
     for threads in (len(os.sched_getaffinity(0)), 1):
         torch.set_num_threads(threads)
         spent[threads] = _seconds(round_)
-        if spent[threads] < LONG:  # a first round has things to set up
+        if spent[threads] < LONG:  # the first round includes set-up
             spent[threads] = _seconds(round_)
     threads = min(spent, key=lambda n: spent[n])
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Contestants as live processes that take turns: everybody warms up once, then passes alternate."""
+"""Contestants as live processes that take turns: each warms up once, then passes alternate."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ sys.path.insert(0, str(HERE.parent / "peers"))
 import environments as peers  # noqa: E402  (the same virtual environments as those of compare_weights.py)
 
 PATIENCE = 300  # seconds until a contestant must answer
-# Threads of torch that wait for each other must sleep after a moment: where somebody else has one of the cores, they would
-# spin for minutes.
+# torch's threads that wait for each other must sleep after a moment. Otherwise they would spin for minutes if another
+# program uses one of the cores.
 CALM = {"GOMP_SPINCOUNT": "10000"}
 Row = dict[str, Any]
 
@@ -30,7 +30,7 @@ class Contestant:
     title: str
     script: str
     words: tuple[str, ...] = ()
-    peer: str | None = None  # whose virtual environment it needs
+    peer: str | None = None  # the peer whose virtual environment it needs
     sections: str = "abcdef"  # the workloads that it runs
 
 
@@ -66,10 +66,10 @@ class Live:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                 env=os.environ | peers.QUIET | CALM | {"PYTHONPATH": paths},
             )  # fmt: skip
-        self.told = self._answer()
+        self.facts = self._answer()
 
     def rounds(self, count: int) -> list[float]:
-        """Seconds of each of so many rounds."""
+        """Runs `count` rounds -> the seconds of each."""
         assert self.process.stdin
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
@@ -96,7 +96,7 @@ class Live:
 
 
 def contest(section: str, passes: int, with_peers: bool, step: Callable[[str], None]) -> Iterator[Row]:
-    """Rows of a workload: the seconds of every pass of every contestant, and who could not take part, and why."""
+    """Rows of a workload: the seconds of every pass of every contestant, and why a contestant could not take part."""
     prepare(section)
     keys = [key for key, who in CONTESTANTS.items() if section in who.sections and (with_peers or not who.peer)]
     live: dict[str, Live] = {}
@@ -112,8 +112,8 @@ def contest(section: str, passes: int, with_peers: bool, step: Callable[[str], N
             for key in turn[number % len(turn) :] + turn[: number % len(turn)]:
                 step(f"pass {number + 1} of {passes}: {CONTESTANTS[key].title}")
                 seconds = live[key].rounds(WORKLOADS[section].rounds)
-                told = {name: z for name, z in live[key].told.items() if name != "ready"}
-                yield {"section": section, "who": key, "pass": number, "seconds": seconds, **told}
+                facts = {name: z for name, z in live[key].facts.items() if name != "ready"}
+                yield {"section": section, "who": key, "pass": number, "seconds": seconds, **facts}
     finally:
         for process in live.values():
             process.end()

@@ -1,4 +1,4 @@
-"""The ClientApp of run_flower.py, in a module of its own so that Flower's actors import it, and keep what it keeps."""
+"""The ClientApp of run_flower.py. It is a separate module, so that Flower's actors import it once and keep its data."""
 
 from __future__ import annotations
 

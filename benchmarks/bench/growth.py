@@ -1,6 +1,6 @@
 """(h) How cost grows: registered clients N, parameters d, participants S, and GradMA's memory m.
 
-Every point is a process of its own, so that its peak memory can be read:  python growth.py WHAT POINT [METHOD]
+Every point is a separate process, so that its peak memory can be read:  python growth.py WHAT POINT [METHOD]
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from types import SimpleNamespace
 from typing import Any
 
 Row = dict[str, Any]
-# what -> (points, methods); the server step is taken alone for all but N
+# what -> (points, methods). For N whole rounds are timed, for the others the server step alone
 POINTS = {
     "N": ((100, 1_000, 10_000, 100_000, 1_000_000), ("scaffold",)),
     "d": ((1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000), ("fedavg", "fedadam")),
     "S": ((1, 10, 100, 1_000), ("fedavg", "fedadam")),
     "m": ((10, 100, 1_000), ("gradma",)),
 }
-SERVER = {"d": {"S": 4, "m": 0}, "S": {"d": 100_000, "m": 0}, "m": {"d": 100_000, "S": 10}}  # what does not grow
+SERVER = {"d": {"S": 4, "m": 0}, "S": {"d": 100_000, "m": 0}, "m": {"d": 100_000, "S": 10}}  # the sizes that stay fixed
 LONG_ENOUGH = 0.3  # seconds of repetitions of a server step
 
 
 def peak() -> int:
-    """Most bytes that this process has held."""
+    """The peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -51,15 +51,14 @@ def rounds(N: int) -> Row:
 
 
 def server_step(method: str, d: int, S: int, m: int) -> Row:
-    """The server's part of a round, on uploads that lie ready."""
+    """The server's part of a round, on prepared uploads."""
     import torch
 
-    from fedkeel.core.algorithm import Plan
+    from fedkeel.core.algorithm import Plan, make
     from fedkeel.core.flat import Layers
-    from fedkeel.core.registry import make
+    from fedkeel.core.records import trial_upload
     from fedkeel.core.round import Round
-    from fedkeel.core.trial import trial_upload
-    from fedkeel.engine.allocator import keep_freed_memory
+    from fedkeel.engine.machine import keep_freed_memory
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -75,7 +74,9 @@ def server_step(method: str, d: int, S: int, m: int) -> Row:
     for t in range(10_000):
         ids = torch.arange(S) + t * S % (10 * max(S, m) - S + 1)
         facts = Round(t, 10 * max(S, m), ids, even * 10 * S, even, even / 10, SimpleNamespace())
-        given = type(up)(*(z.roll(t, -1) for z in up)) if m else up  # or GradMA would remember the same again and again
+        given = (
+            type(up)(*(z.roll(t, -1) for z in up)) if m else up
+        )  # otherwise GradMA would remember the same uploads again and again
         start = time.perf_counter()
         server = algo.server(server, given, facts)
         seconds.append(time.perf_counter() - start)
@@ -93,12 +94,12 @@ def growth(passes: int, step: Callable[[str], None]) -> Iterator[Row]:
         for what, value, method in places():
             step(f"pass {number + 1} of {passes}: {what} = {value:,}, {method}")
             command = [sys.executable, __file__, what, str(value), method]
-            told = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+            ended = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
             row = {"section": "h", "who": f"{what} {method}", "what": what, "point": value, "pass": number}
-            if told.returncode:
-                yield row | {"missing": (told.stderr.strip().splitlines() or ["no reason given"])[-1]}
+            if ended.returncode:
+                yield row | {"missing": (ended.stderr.strip().splitlines() or ["no reason given"])[-1]}
             else:
-                yield row | json.loads(told.stdout)
+                yield row | json.loads(ended.stdout)
 
 
 def places() -> list[tuple[str, int, str]]:
@@ -108,7 +109,7 @@ def places() -> list[tuple[str, int, str]]:
 # The table ------------------------------------------------------------------------------------------------------------
 
 UNIT = {"N": "a round", "d": "a server step, per parameter", "S": "a server step, per client", "m": "a server step, per row"}
-# (what, from, to) -> the most that the cost of a unit may grow; what fits into a cache does not count for linearity
+# (what, from, to) -> the most that the cost of a unit may grow. Sizes that fit into a cache are left out
 TARGETS = {("N", 1_000, 1_000_000): 1.2, ("d", 10_000_000, 100_000_000): 1.2, ("S", 100, 1_000): 1.2}
 
 
@@ -151,10 +152,10 @@ def memory_lines(rows: list[Row]) -> Iterator[str]:
                 if not mine:
                     continue
                 if what == "N":
-                    told, unit = [row["memory"] / 2**20 for row in mine], "MB"
+                    amounts, unit = [row["memory"] / 2**20 for row in mine], "MB"
                 else:
-                    told, unit = [row["memory"] / row["uploads"] for row in mine], "x the uploads"
-                yield f"| {name}, {what} = {value:,} | {min(told):.2f} {unit} | {max(told):.2f} {unit} |"
+                    amounts, unit = [row["memory"] / row["uploads"] for row in mine], "x the uploads"
+                yield f"| {name}, {what} = {value:,} | {min(amounts):.2f} {unit} | {max(amounts):.2f} {unit} |"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""(g) Every registered method on workload (a), one thread: as a multiple of fedavg, and of its own gradients.
+"""(g) Every registered method on workload (a), one thread: as a multiple of fedavg, and of the gradients that it computes.
 
-A method and fedavg take turns round by round, so that a slow spell of the machine slows both; of a pass, the fastest rounds
-count. The same 20 clients take part again and again, so that the rounds that count find every client's memory made.
+A method and fedavg take turns round by round, so that a busy moment of the machine slows both. The fastest rounds of a pass
+count. The same 20 clients take part again and again, so that all of them have their memory before the timed rounds.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from workloads import WORKLOADS, arrays, prepare
 
 import fedkeel as fk
 from fedkeel.core import dense_gradients as dense
-from fedkeel.core import one_client
+from fedkeel.core import steps
 
 Row = dict[str, Any]
 W = WORKLOADS["a"]
 ROUNDS, SKIP = 8, 4  # of a pass; before the first one
 COHORTS = [list(range(10)), list(range(10, 20))]
-FORWARD = 1 / 3  # what a forward pass alone costs of a gradient, about
+FORWARD = 1 / 3  # about the share of a gradient's time that its forward pass takes
 
 
 def federation() -> fk.Federation:
@@ -36,8 +36,8 @@ def federation() -> fk.Federation:
 
 
 def made(name: str) -> fk.Algorithm:
-    """The method with its defaults; those that want all clients in every round are told that these will do, and take short
-    steps, for with a part of the clients they diverge."""
+    """The method with its defaults. Methods made for full participation get allow_partial and short steps: with longer
+    steps and some of the clients they would diverge."""
     try:
         return fk.algorithm(name, allow_partial=True, lr=1e-4)
     except ValueError:
@@ -54,7 +54,7 @@ def run(fed: fk.Federation, name: str, rounds: int, after: Callable[[Row], None]
 
 
 def in_turns(fed: fk.Federation, names: tuple[str, str], rounds: int) -> list[list[float]]:
-    """Seconds of every round of two runs that wait for each other after each."""
+    """Seconds of every round of two runs. After each round, a run waits for the other."""
     turn = Semaphore(1), Semaphore(0)
 
     def one(number: int) -> list[float]:
@@ -66,14 +66,14 @@ def in_turns(fed: fk.Federation, names: tuple[str, str], rounds: int) -> list[li
         try:
             return run(fed, names[number], rounds, pass_on)
         finally:
-            turn[1 - number].release(rounds)  # it need not wait any more
+            turn[1 - number].release(rounds)  # the other run need not wait any more
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(one, (0, 1)))
 
 
 def gradients(fed: fk.Federation, name: str) -> float:
-    """Gradients that a method computes per local step, counted in samples: full gradients count for all they look at."""
+    """Gradients that a method computes per local step, counted in samples: a full gradient counts all its samples."""
     seen = [0.0]
 
     def counting(function: Callable[..., Any], cost: Callable[..., float]) -> Callable[..., Any]:
@@ -84,17 +84,17 @@ def gradients(fed: fk.Federation, name: str) -> float:
         return wrapped
 
     counted = {
-        (one_client.OneClient, "backward"): lambda self, w, x, y: len(y),
+        (steps.OneClient, "backward"): lambda self, w, x, y: len(y),
         (dense.Dense, "gradient"): lambda self, w, x, y, into: len(y),
-        (one_client.OneGrad, "plus"): lambda self, own, w, *frozen: len(self.y) * FORWARD * len(frozen),  # beside `backward`
-        (one_client.OneGrad, "loss"): lambda self, w: len(self.y) * FORWARD,
+        (steps.OneGrad, "plus"): lambda self, own, w, *frozen: len(self.y) * FORWARD * len(frozen),  # beside `backward`
+        (steps.OneGrad, "loss"): lambda self, w: len(self.y) * FORWARD,
     }
     kept = {place: getattr(*place) for place in counted}
     for place, cost in counted.items():
         setattr(*place, counting(kept[place], cost))
     try:
         run(fed, name, 1)
-        before, seen[0] = seen[0], 0.0  # a warm-up, if there is one, is in both
+        before, seen[0] = seen[0], 0.0  # both counts include the warm-up, if the method has one
         run(fed, name, 2)
     finally:
         for place, function in kept.items():
@@ -104,7 +104,7 @@ def gradients(fed: fk.Federation, name: str) -> float:
 
 def methods(passes: int, step: Callable[[str], None]) -> Iterator[Row]:
     fed = federation()
-    torch.set_num_threads(1)  # the end of one run must not give threads to the other
+    torch.set_num_threads(1)  # the run that ends first must not give its threads to the other
     with threadpool_limits(1, user_api="blas"):
         for name in fk.algorithms():
             step(name)
@@ -129,8 +129,8 @@ def section(rows: list[Row]) -> str:
             continue
         times = [min(row["seconds"]) / min(row["fedavg"]) for row in mine]
         count = mine[0]["gradients"]
-        told = f"{name}: {statistics.median(times):.2f} x fedavg, {count:.3g} gradients a step"
-        lines.append(Line(told, [z / max(count, 1) for z in times], "<= 1.3"))  # fedsgd: one step a round
+        label = f"{name}: {statistics.median(times):.2f} x fedavg, {count:.3g} gradients a step"
+        lines.append(Line(label, [z / max(count, 1) for z in times], "<= 1.3"))  # fedsgd: one step a round
     lines.sort(key=lambda line: -statistics.median(line.ratios))
     parts = [
         "## (g) Every method on (a)",

@@ -1,6 +1,6 @@
-"""`fedkeel bench`: carries out the sections that are asked for, and writes results/bench.jsonl and results/bench.md.
+"""`fedkeel bench`: runs the chosen sections, and writes results/bench.jsonl and results/bench.md.
 
-A section replaces its own rows only, so that one can be run again without the others.
+A section replaces only its rows, so you can run one again without the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import growth
 import start
 import table
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from workloads import ROOT, WORKLOADS
 
 import methods
@@ -69,7 +69,7 @@ def write(rows: list[Row]) -> None:
 
 
 def bench(only: str, passes: int | None, with_peers: bool) -> Path:
-    """only: letters of sections, e.g. "ab"; passes: None takes each section's own number -> the page."""
+    """only: letters of sections, e.g. "ab"; passes: None takes the number of each section. Returns the page."""
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     for section in only:
@@ -78,15 +78,15 @@ def bench(only: str, passes: int | None, with_peers: bool) -> Path:
         with Progress(*columns, TextColumn("{task.fields[now]}"), console=console) as progress:
             task = progress.add_task(f"({section})", total=total, now="")
 
-            def step(now: str) -> None:
+            def step(now: str, task: TaskID = task, section: str = section) -> None:
                 progress.update(task, now=now, advance=1)
-                if not console.is_terminal:  # a log has no bar
+                if not console.is_terminal:  # a log file gets lines instead of a bar
                     print(f"{time.strftime('%H:%M:%S')} ({section}) {now}", file=sys.stderr, flush=True)
 
             others, mine = [row for row in read(ROWS) if row["section"] != section], []
             for row in rows_of(section, count, with_peers, step):
                 mine.append(row)
-                write(others + mine)  # at once, so that little is lost if this is stopped
+                write(others + mine)  # after every row, so that little is lost if this is stopped
                 if "missing" in row:
                     progress.print(f"({section}) {row['who']} cannot take part: {row['missing']}")
             progress.update(task, completed=total, now="")

@@ -1,4 +1,4 @@
-"""What cannot be avoided: the arithmetic of a round's batches, on batches that lie ready.
+"""What cannot be avoided: the arithmetic of a round's batches, on prepared batches.
 
 run_bare.py WORKLOAD one        forward and backward in torch, one thread
 run_bare.py WORKLOAD spread     the same, spread over a process with one thread for every core
@@ -17,10 +17,10 @@ from clock import WARM_UP, Clock
 from torch import Tensor, nn
 from workloads import LR, WORKLOADS, arrays
 
-from fedkeel.engine.allocator import keep_freed_memory
 from fedkeel.engine.forked import die_with
+from fedkeel.engine.machine import keep_freed_memory
 
-READY = 4  # rounds whose batches are made ahead, so that they do not all lie in the cache
+READY = 4  # rounds with prepared batches; more than the cache can hold
 
 name, how = sys.argv[1:]
 w, (x, y) = WORKLOADS[name], map(torch.from_numpy, arrays(name))
@@ -57,7 +57,7 @@ def one() -> None:
 
 
 def spread() -> None:
-    """Workers that do every `cores`-th batch, so that all have the same to do; told when to begin by a pipe."""
+    """Workers that compute every `cores`-th batch, so that all have equal work. A pipe starts each round."""
     context = multiprocessing.get_context("fork")
     torch.set_num_threads(1)
     rounds = [round_of_batches(seed) for seed in range(READY)]

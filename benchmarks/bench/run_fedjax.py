@@ -1,4 +1,4 @@
-"""FedJAX: its fed_avg with its own jit, batches by its ClientDataset, on all cores.  run_fedjax.py WORKLOAD"""
+"""FedJAX: its fed_avg with its jit, batches by its ClientDataset, on all cores.  run_fedjax.py WORKLOAD"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ clock = Clock(1 if w.rounds == 1 else WARM_UP)
 
 
 def start() -> list[dict]:
-    """The dense network of the workload; values as torch's, for only the time matters."""
+    """The dense network of the workload; initial values as torch's, although only the time matters."""
     rng = np.random.default_rng(0)
     pairs = zip(w.widths, w.widths[1:], strict=False)
     bound = [(a, b, a**-0.5) for a, b in pairs]

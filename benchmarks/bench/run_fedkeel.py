@@ -1,4 +1,4 @@
-"""fedkeel's own contestant: the public `train`, its callback as the clock.  run_fedkeel.py WORKLOAD ENGINE"""
+"""fedkeel: the public `train`, with its callback as the clock.  run_fedkeel.py WORKLOAD ENGINE"""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ fed = fk.Federation(torch.from_numpy(x), torch.from_numpy(y), np.arange(w.client
 choose = auto.choose
 
 
-def told(*facts: Any) -> tuple[str, str]:
-    """What `auto` chooses, and why, is known at the end of a run only; here there is none."""
+def choose_and_tell(*facts: Any) -> tuple[str, str]:
+    """Reports what `auto` chose. Usually the result of a run says it, but this run is stopped before its end."""
     chosen = choose(*facts)
     clock.tell(engine=chosen[0], why=chosen[1])
     return chosen
 
 
-auto.choose = told
+auto.choose = choose_and_tell
 fk.train(
     w.module, fed, fk.algorithm("fedavg", lr=LR), rounds=ROUNDS, cohort=w.cohort, local_steps=w.steps,
     batch_size=w.batch, engine=engine, evaluate_every=0, progress=lambda row: clock.tick(),

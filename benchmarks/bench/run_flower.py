@@ -1,6 +1,6 @@
 """Flower: a ServerApp and a ClientApp in its simulation, the end of FedAvg's round as the clock.  run_flower.py WORKLOAD
 
-Ray, which runs the clients, has an actor with one thread for every core.
+Ray, which runs the clients, has an actor with one thread per core.
 """
 
 from __future__ import annotations
@@ -45,6 +45,6 @@ def main(grid: Grid, context: Context) -> None:
 logging.getLogger("flwr").setLevel(logging.WARNING)
 resources = {
     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-    "init_args": {"address": "local", "num_cpus": len(os.sched_getaffinity(0))},  # not the Ray of somebody else
+    "init_args": {"address": "local", "num_cpus": len(os.sched_getaffinity(0))},  # not another program's Ray
 }
 run_simulation(server_app, client_app, num_supernodes=w.clients, backend_config=resources)

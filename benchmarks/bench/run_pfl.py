@@ -30,7 +30,7 @@ clock = Clock(1 if w.rounds == 1 else WARM_UP)
 
 
 class Model(nn.Module):
-    """pfl wants the loss inside the module."""
+    """pfl needs the loss inside the module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Model(nn.Module):
 
 
 class Tick(TrainingProcessCallback):
-    """The first rounds find out whether one thread or all are faster; then the clock runs."""
+    """The first rounds test whether one thread or all threads are faster. Then the clock starts."""
 
     def __init__(self) -> None:
         self.spent: dict[int, float] = {}
         self.trials = [1, 1, len(os.sched_getaffinity(0)), len(os.sched_getaffinity(0))]
-        if w.rounds == 1:  # rounds are long: each way once
+        if w.rounds == 1:  # rounds are long, so each way is timed once
             self.trials = self.trials[1:3]
         torch.set_num_threads(self.trials[0])
         self.since = time.perf_counter()
@@ -75,7 +75,7 @@ class Tick(TrainingProcessCallback):
 
 
 def user(i: int) -> Dataset:
-    """pfl goes through a user's data in order, so they are shuffled here, and what no step reaches is left out."""
+    """pfl reads a user's data in order, so they are shuffled here. Samples that no step reaches are left out."""
     rows = torch.randperm(w.samples)[: w.steps * w.batch] + i * w.samples
     return Dataset((x[rows], y[rows]), user_id=str(i))
 

@@ -1,4 +1,4 @@
-"""FedAvg as one writes it without a framework: a model, torch.optim.SGD, state dicts.  run_plain.py WORKLOAD"""
+"""FedAvg as you would write it without a framework: a model, torch.optim.SGD, state dicts.  run_plain.py WORKLOAD"""
 
 from __future__ import annotations
 

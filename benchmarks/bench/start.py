@@ -1,6 +1,6 @@
-"""(s) How long one waits: for the help, and for a small run as a whole, which is more than its first result.
+"""(s) How long you wait for the help, and for a whole small run, not only for its first result.
 
-`import torch`, alone, is measured beside them: nothing that trains can be on the screen before it."""
+`import torch` alone is measured too, because no training can start earlier."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = ["run", "--algorithm", "fedavg", "--rounds", "3", "--clients", "10", "--
 TORCH = "python -c 'import torch'"
 LIMITS = {"fedkeel --help": 0.4, f"fedkeel {' '.join(SMALL)}": 3.0, TORCH: None}  # seconds
 
-# As for a user: what Python has compiled once is kept.
+# As for a user: Python's compiled files are kept.
 COMPILED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -45,6 +45,6 @@ def section(rows: list[Row]) -> str:
         times = [row["seconds"][0] for row in rows if row["who"] == command]
         if times:
             middle = statistics.median(times)
-            told = "| " if limit is None else f"< {limit} | {'met' if middle < limit else '**missed**'}"
-            parts.append(f"| `{command}` | {middle:.2f} | {min(times):.2f} | {max(times):.2f} | {told} |")
+            verdict = "| " if limit is None else f"< {limit} | {'met' if middle < limit else '**missed**'}"
+            parts.append(f"| `{command}` | {middle:.2f} | {min(times):.2f} | {max(times):.2f} | {verdict} |")
     return "\n".join(parts) + "\n"

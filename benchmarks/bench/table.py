@@ -15,13 +15,13 @@ Row = dict[str, Any]
 Times = dict[str, dict[int, float]]
 HEAD = "| ratio | median | lowest | highest | target | |\n|---|---|---|---|---|---|"
 PEERS = ("plain", "pfl", "fedjax", "flwr")
-FLOORS = ("spread", "batched")  # the least that a round takes, on all cores
+FLOORS = ("spread", "batched")  # the shortest possible round on all cores
 SIGNS = {"<=": operator.le, ">=": operator.ge}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table. A target is "<= 1.1" or ">= 5", and is met if the median does."""
+    """One line of a table. A target is "<= 1.1" or ">= 5", and is met if the median meets it."""
 
     name: str
     ratios: Sequence[float]
@@ -35,9 +35,9 @@ class Line:
         return SIGNS[sign](statistics.median(self.ratios), float(limit))
 
     def __str__(self) -> str:
-        told = {None: "", True: "met", False: "**missed**"}[self.met]
+        verdict = {None: "", True: "met", False: "**missed**"}[self.met]
         low, middle, high = min(self.ratios), statistics.median(self.ratios), max(self.ratios)
-        return f"| {self.name} | {number(middle)} | {number(low)} | {number(high)} | {self.target} | {told} |"
+        return f"| {self.name} | {number(middle)} | {number(low)} | {number(high)} | {self.target} | {verdict} |"
 
 
 def number(z: float) -> str:
@@ -59,14 +59,14 @@ def passes_of(rows: Iterable[Row]) -> Times:
 
 
 def compared(times: Times, a: str, b: str, target: str = "", name: str = "") -> list[Line]:
-    """The line of a / b, taken within every pass; none if they have no pass in common."""
+    """The line of a / b, a ratio for every pass. None if no pass has both."""
     shared = [number for number in times.get(a, {}) if number in times.get(b, {})]
     ratios = [times[a][number] / times[b][number] for number in shared]
     return [Line(name or f"{title(a)} / {title(b)}", ratios, target)] if ratios else []
 
 
 def quickest(times: Times, among: Iterable[str]) -> str:
-    """Whose median pass is the fastest; "" if none of them was there."""
+    """The contestant with the fastest median pass; "" if none took part."""
     here = [key for key in among if key in times]
     return min(here, key=lambda key: statistics.median(times[key].values()), default="")
 
@@ -85,23 +85,23 @@ def contest_lines(section: str, times: Times) -> list[Line]:
     lines += compared(times, "sequential", "bare", "<= 1.10")
     if section == "a":
         lines += compared(times, "sequential", "fedkeel", ">= 1.7")
-        lines += compared(times, "bare", "spread")  # what the cores of the machine give at best
+        lines += compared(times, "bare", "spread")  # the best speed-up that the cores of this machine give
     return lines
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:
-    """Who could not take part, and what the contestants said of themselves."""
-    told: dict[str, str] = {}
+    """Contestants that could not take part, and facts that the others reported."""
+    notes: dict[str, str] = {}
     for row in rows:
         if "missing" in row:
-            told[row["who"]] = f"{title(row['who'])} is not in the table: {row['missing']}"
+            notes[row["who"]] = f"{title(row['who'])} is not in the table: {row['missing']}"
         elif "engine" in row:
-            told[row["who"]] = f"auto chose `{row['engine']}` ({row['why']})"
+            notes[row["who"]] = f"auto chose `{row['engine']}` ({row['why']})"
         elif "threads" in row:
-            told[row["who"]] = (
+            notes[row["who"]] = (
                 f"{title(row['who'])} with {row['threads']} thread{'s' * (row['threads'] > 1)}, the faster way"
             )
-    return list(told.values())
+    return list(notes.values())
 
 
 def contest_section(section: str, rows: list[Row]) -> str:

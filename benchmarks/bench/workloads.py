@@ -1,4 +1,4 @@
-"""The workloads that everybody runs: sizes, model and data. Needs numpy only, for it is read by every peer's own Python."""
+"""The workloads of all contestants: sizes, model and data. Needs numpy only, because every peer's Python imports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-CACHE = ROOT / ".venv-peers" / "bench"  # data and logs, which git does not see
+CACHE = ROOT / ".venv-peers" / "bench"  # data and logs; git ignores it
 LR = 0.01
 
 
@@ -18,7 +18,7 @@ class Workload:
     """FedAvg with plain SGD: `cohort` of `clients` do `steps` local steps on batches of `batch`, and are averaged."""
 
     title: str
-    model: str  # a name of fedkeel.models, whose module all who use torch train; "": made of `widths`
+    model: str  # a name of fedkeel.models, which all contestants with torch train; "": a dense network with `widths`
     shape: tuple[int, ...]  # of a sample
     classes: int
     clients: int
@@ -27,7 +27,7 @@ class Workload:
     steps: int
     batch: int
     rounds: int  # of a pass
-    widths: tuple[int, ...] = ()  # of a dense network, for those who write it by hand
+    widths: tuple[int, ...] = ()  # of a dense network, for contestants that build it themselves
     vocabulary: int | None = None
     data: str = ""  # "digits", or random numbers
 

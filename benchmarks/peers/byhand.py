@@ -1,6 +1,6 @@
-"""Where a peer does not do what fedkeel does: the peer's rule, written down with numpy from its source.
+"""Rules of peers that differ from fedkeel's, written with numpy from the peer's source.
 
-A difference counts as explained only if the peer's weights are those of the rule here.
+A difference is explained only if the rule here gives the peer's weights.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def optax_fedadam(p: Problem) -> Weights:
 
 
 def optax_mime_adam(p: Problem) -> Weights:
-    """v from 0, bias correction in every (also every local) step, the count of a round's steps being its own."""
+    """v from 0, bias correction in every step, local steps too. Each round counts its steps from the start."""
     x, m, v, seen = p.x0, np.zeros_like(p.x0), np.zeros_like(p.x0), []
     for t, ids in enumerate(PARTIAL):
         q = p.weights(ids)

@@ -28,12 +28,12 @@ class Case:
     method: str
     peer: str
     name: str  # of the case in the peer's script
-    setting: str  # in words, beyond what all have in common
+    setting: str  # in words; only what differs from the common setting
     options: dict[str, Any]  # fedkeel's hyper-parameters
     settings: dict[str, Any] = field(default_factory=dict)  # of fedkeel's run
     why: str = ""  # the cause of a difference ...
     rule: Callable[[Problem], Any] | None = None  # ... and the peer's rule by hand, which must give the peer's weights
-    via: str = ""  # the peer's method, if it is another one that must take the same path here
+    via: str = ""  # the peer's method, if it is another method that must give the same weights here
 
 
 CASES = [

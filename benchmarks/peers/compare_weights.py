@@ -1,10 +1,11 @@
-"""Compares fedkeel with implementations that nobody here wrote: the weights after every round, on the same batches.
+"""Compares fedkeel with other people's implementations: the weights after every round, on the same batches.
 
     python benchmarks/peers/compare_weights.py             # all peers; the first time it installs them (7 GB, 15 minutes)
     python benchmarks/peers/compare_weights.py flwr flgo   # some of them: prints, writes nothing
 
-Each peer runs in an environment of its own under .venv-peers/. Prints a table and writes it to results/peers.md, followed
-by benchmarks/peers/one_off.md. Ends with status 1 if a difference has no explanation that gives the peer's very weights.
+Each peer runs in a separate environment under .venv-peers/. Prints a table and writes it to results/peers.md, followed by
+benchmarks/peers/one_off.md. A difference is explained if a rule by hand gives exactly the peer's weights. Ends with status 1
+if a difference is not explained.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Written by `python benchmarks/peers/compare_weights.py`; do not edit (the last s
 
 The problem: network 5-4-3 with tanh and cross-entropy, 4 clients with 5, 8, 11 and 4 samples, 2 epochs of batches of 4 (so
 4, 4, 6 and 2 local steps), 5 rounds with 2 of 4 clients each, learning rate 0.1, unless the setting says otherwise. Both
-sides get the same first weights and the same batches in the same order. The difference is the largest of any weight after
+sides get the same initial weights and the same batches in the same order. The difference is the largest of any weight after
 any round. Everything is in float64 (rounding: about 1e-15) except where the peer insists on float32 (about 1e-7).
 Aggregation is uniform, or by samples where the setting says so. For Flower, and for torch.optim on the server, the clients
-are plain SGD of ours, so only the server's step is the peer's.
+run fedkeel's plain SGD, so only the server's step is the peer's.
 """
 
 
@@ -58,7 +59,7 @@ class Line:
 
 
 def weights_of(names: list[str]) -> dict[str, Any]:
-    """Runs the peers -> for each the cases' weights and errors, or why there are none."""
+    """Runs the peers -> for each the weights and errors of its cases, or the reason why it has none."""
     work = environments.HOME / "work"
     work.mkdir(parents=True, exist_ok=True)
     save(ours.problem(None), work / "epochs.npz")

@@ -1,4 +1,4 @@
-"""The peers, and a virtual environment for each under .venv-peers/, which git does not see."""
+"""The peers, and a virtual environment for each under .venv-peers/, which git ignores."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tiny problem that every peer and this library solve, spelled out with numpy alone: peers' environments have no more.
+"""The tiny problem that every peer and this library solve, with numpy alone, because peers' environments have nothing else.
 
-A network 5-4-3 with tanh and cross-entropy, four clients of unequal size, given cohorts, and the very mini-batches that
-fedkeel draws. All of it travels to the peers in one file, so nobody has to reproduce anybody's random numbers.
+A network 5-4-3 with tanh and cross-entropy, four clients of unequal size, given cohorts, and the mini-batches that
+fedkeel draws. One file with all of this goes to the peers, so no peer has to reproduce fedkeel's random numbers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Problem:
 
 
 def make_data() -> tuple[np.ndarray, list[Batch]]:
-    """First weights and data: clients have unlike inputs, and unlike labels."""
+    """Initial weights and data. Clients have different inputs and different labels."""
     rng = np.random.default_rng(7)
     data = []
     for size in SIZES:

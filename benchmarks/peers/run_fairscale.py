@@ -24,7 +24,7 @@ def client(rank: int, home: str, place: str, early: bool, lr_decay: float) -> No
     """One client: K local steps, then FairScale's slow momentum step, which all take part in."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch.cuda.synchronize = lambda *_: None  # FairScale waits for a GPU also where there is none
+    torch.cuda.synchronize = lambda *_: None  # FairScale waits for a GPU even if there is none
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=len(SIZES))
     p = load(Path(home) / "equal.npz")

@@ -18,7 +18,7 @@ LR = 0.1
 
 
 class Given:
-    """A client's data set that hands out the given batches, where FedJAX's own would shuffle."""
+    """A client's data set that returns the given batches; FedJAX's class would shuffle."""
 
     def __init__(self, p: Problem, t: int, i: int) -> None:
         self.p, self.t, self.i = p, t, i

@@ -1,6 +1,6 @@
 """Flower's strategies: their `aggregate_train`, fed with the replies of clients that run plain SGD, without a network.
 
-The strategies only aggregate, so the clients are ours; what is compared is the server's step.
+The strategies only aggregate, so the clients run fedkeel's SGD. The test compares the server's step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LATE = 10**6  # as the number of a round it makes Adam's bias correction 1
 
 
 class NoGrid:
-    """configure_train keeps the current weights in the strategy; whom it would send them to does not matter here."""
+    """configure_train keeps the current weights in the strategy; the receivers do not matter here."""
 
     def get_node_ids(self) -> list[int]:
         return [1, 2]

@@ -32,7 +32,7 @@ LR = 0.1
 
 
 class Model(Net):
-    """pfl wants the loss inside the module."""
+    """pfl needs the loss inside the module."""
 
     def loss(self, x: torch.Tensor, y: torch.Tensor, **_: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(self(x), torch.as_tensor(y, dtype=torch.long))

@@ -43,7 +43,7 @@ def steps(w: torch.Tensor, optimizer: Optimizer, batches: list[Batch]) -> None:
 
 
 def one_client(p: Problem, make: Callable[[torch.Tensor], Optimizer]) -> list[np.ndarray]:
-    """Client 2 alone, its optimizer begun anew in every round."""
+    """Client 2 alone, with a new optimizer in every round."""
     w, seen = torch.tensor(p.x0, requires_grad=True), []
     for t in range(len(PARTIAL)):
         steps(w, make(w), p.batches(t, 2))
@@ -52,7 +52,7 @@ def one_client(p: Problem, make: Callable[[torch.Tensor], Optimizer]) -> list[np
 
 
 def local_adam(p: Problem) -> list[np.ndarray]:
-    """Every client has an AMSGrad of its own: m begins at 0 in every round, the second moment stays with the client."""
+    """Every client has a separate AMSGrad: m starts at 0 in every round, the second moment stays with the client."""
     x, second, seen = p.x0, {}, []
     for t, ids in enumerate(PARTIAL):
         results = []

@@ -1,4 +1,4 @@
-"""What the peers built on PyTorch need: the network, and loaders that hand out the given batches."""
+"""What the peers built on PyTorch need: the network, and loaders that return the given batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ for kernel in ("nms", "qnms"):
 
 
 class Net(nn.Module):
-    """encoder and head, as code for MOON wants them; parameters in the order of problem.SHAPES."""
+    """encoder and head, as code for MOON needs them; parameters in the order of problem.SHAPES."""
 
     def __init__(self, w: np.ndarray, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()

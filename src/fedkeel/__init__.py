@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from fedkeel import old_paths
 
 __version__ = "0.1.0"
 
@@ -16,8 +16,8 @@ _PUBLIC = {
     "Federation": "fedkeel.data.federation:Federation",
     "RoundError": "fedkeel.errors:RoundError",
     "Run": "fedkeel.engine.result:Run",
-    "algorithm": "fedkeel.core.registry:make",
-    "algorithms": "fedkeel.core.registry:algorithms",
+    "algorithm": "fedkeel.core.algorithm:make",
+    "algorithms": "fedkeel.core.algorithm:algorithms",
     "from_csv": "fedkeel.data.readers.csv_table:from_csv",
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
@@ -28,9 +28,8 @@ _PUBLIC = {
 __all__ = sorted(_PUBLIC)
 
 if TYPE_CHECKING:
-    from fedkeel.core.algorithm import Algorithm
-    from fedkeel.core.registry import algorithms
-    from fedkeel.core.registry import make as algorithm
+    from fedkeel.core.algorithm import Algorithm, algorithms
+    from fedkeel.core.algorithm import make as algorithm
     from fedkeel.data.federation import Dataset, Federation
     from fedkeel.data.load import load
     from fedkeel.data.readers.csv_table import from_csv
@@ -41,7 +40,21 @@ if TYPE_CHECKING:
     from fedkeel.errors import RoundError
     from fedkeel.runs.from_config import resume
 
-old_paths.install()
+
+class _OldModule(ModuleType):
+    """A module of version 0.1.0 that is gone. `old_paths` knows where its names are now."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        from fedkeel.old_paths import moved
+
+        return moved(self.__name__, name)
+
+
+for _name in ("config", "core.rules", "data.hub", "data.own", "data.sources", "engine.faults", "engine.run"):
+    sys.modules[f"fedkeel.{_name}"] = _OldModule(f"fedkeel.{_name}")
+    sys.modules[f"fedkeel.{_name}"].__file__ = __file__  # `inspect` asks every module for its file
 
 
 def __getattr__(name: str) -> Any:

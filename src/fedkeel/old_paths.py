@@ -1,18 +1,14 @@
 """Import paths of version 0.1.0 still work. Each gives a DeprecationWarning that names the new place.
 
-`fedkeel/__init__.py` calls `install`. It adds a finder to Python's import system that makes the modules which are gone, and
-adds the names that have left a module to that module. Nothing else of the package imports this file.
+Modules that are gone: `fedkeel/__init__.py` puts an empty module in the place of each.
+Names that have left a module: they are missing there.
+In both cases the module's `__getattr__` calls `moved`. So nothing here runs unless somebody uses an old path.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import Any
 
 # Modules that do not exist any more: old module -> {old name: new place}.
@@ -40,16 +36,11 @@ GONE: dict[str, dict[str, str]] = {
 MOVED: dict[str, dict[str, str]] = {
     "fedkeel.cli": {"main": "fedkeel.cli.app:main"},
     "fedkeel.core.algorithm": {
-        "algorithms": "fedkeel.core.registry:algorithms",
         "allowed": "fedkeel.core.hyperparameters:allowed",
-        "defaults": "fedkeel.core.registry:defaults",
         "down_record": "fedkeel.core.records:down_record",
         "floats": "fedkeel.core.records:floats",
         "hp": "fedkeel.core.hyperparameters:hp",
         "is_number": "fedkeel.core.hyperparameters:is_number",
-        "lookup": "fedkeel.core.registry:lookup",
-        "make": "fedkeel.core.registry:make",
-        "nearest": "fedkeel.errors:nearest",
     },
     "fedkeel.runs": {
         "federation": "fedkeel.runs.from_config:federation",
@@ -60,44 +51,12 @@ MOVED: dict[str, dict[str, str]] = {
 }
 
 
-class OldPaths(MetaPathFinder, Loader):
-    """Finds the modules of the tables above."""
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname in GONE:
-            return ModuleSpec(fullname, self)
-        if fullname not in MOVED:
-            return None
-        spec = PathFinder.find_spec(fullname, path)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_add(module: ModuleType) -> None:
-            execute(module)
-            module.__getattr__ = _lookup(fullname, MOVED[fullname])  # type: ignore[method-assign]
-
-        spec.loader.exec_module = execute_and_add  # type: ignore[method-assign]
-        return spec
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__getattr__ = _lookup(module.__name__, GONE[module.__name__])  # type: ignore[method-assign]
-
-
-def _lookup(module: str, places: dict[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module with these old names."""
-
-    def find(name: str) -> Any:
-        if name not in places:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        place, _, new = places[name].partition(":")
-        message = f"{module}.{name} has moved: write `from {place} import {new}`"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module(place), new)
-
-    return find
-
-
-def install() -> None:
-    if not any(isinstance(finder, OldPaths) for finder in sys.meta_path):
-        sys.meta_path.insert(0, OldPaths())
+def moved(module: str, name: str) -> Any:
+    """What had this name in this module, with a warning that names its new place."""
+    places = GONE.get(module) or MOVED[module]
+    if name not in places:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    place, _, new = places[name].partition(":")
+    message = f"{module}.{name} has moved: write `from {place} import {new}`"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)  # the line that uses the old name
+    return getattr(importlib.import_module(place), new)

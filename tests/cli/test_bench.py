@@ -1,4 +1,4 @@
-"""`fedkeel bench`: the page from raw rows, the protocol of the contestants, and its errors; no timing is tested."""
+"""`fedkeel bench`: the page from raw rows, the protocol of the contestants, and errors. No test depends on timing."""
 
 import importlib
 import json
@@ -46,14 +46,14 @@ def test_ratios_are_taken_within_a_pass(module):
     assert line_of(text, "fedkeel (auto) / batched")[3] == ""  # the target is for the better of the two
 
 
-def test_who_could_not_take_part_is_named(module):
+def test_a_peer_that_cannot_run_is_named(module):
     missing = {"section": "b", "who": "fedjax", "missing": "pip failed: no release"}
     text = module("table").contest_section("b", [*rows("b", fedkeel=[1.0], plain=[9.0]), missing])
     assert line_of(text, "a plain PyTorch loop")[3:] == [">= 10", "**missed**"]
     assert "FedJAX 0.0.17 is not in the table: pip failed: no release" in text
 
 
-def test_passes_that_only_one_of_them_finished_do_not_count(module):
+def test_a_pass_counts_only_if_both_contestants_finished_it(module):
     text = module("table").contest_section("c", rows("c", fedkeel=[1.0, 1.0], plain=[2.0]))
     assert line_of(text, "a plain PyTorch loop")[:3] == ["2.00", "2.00", "2.00"]
     assert "spread" not in text
@@ -69,7 +69,9 @@ def test_gradients_are_counted(module, monkeypatch, name, gradients):
     methods = module("methods")
     monkeypatch.setattr(methods, "COHORTS", [[0, 1], [2, 3]])
     fed = fk.Federation(torch.randn(4 * 600, 1, 28, 28), torch.randint(0, 10, (4 * 600,)), np.arange(5) * 600)
-    assert methods.gradients(fed, name) * 10 / 2 == pytest.approx(gradients)  # of two clients where it expects ten
+    assert methods.gradients(fed, name) * 10 / 2 == pytest.approx(
+        gradients
+    )  # It expects ten clients, and this round has two.
 
 
 def test_methods_are_divided_by_their_gradients(module):
@@ -96,7 +98,7 @@ def test_growth_per_unit(module):
     assert line_of(text, "fedavg, d = 100,000,000") == ["0.25 x the uploads", "0.25 x the uploads"]
 
 
-def test_a_section_replaces_its_own_rows_only(module, monkeypatch, tmp_path):
+def test_a_new_section_keeps_the_rows_of_other_sections(module, monkeypatch, tmp_path):
     run = module("run")
     monkeypatch.setattr(run, "ROWS", tmp_path / "bench.jsonl")
     monkeypatch.setattr(run, "PAGE", tmp_path / "bench.md")
@@ -109,9 +111,9 @@ def test_a_section_replaces_its_own_rows_only(module, monkeypatch, tmp_path):
     assert page.index("## (a)") < page.index("## (b)")
 
 
-def test_the_clock_answers_in_turns():
+def test_the_clock_answers_each_line_with_that_many_rounds():
     script = "import clock; c = clock.Clock(2); c.tell(threads=1)\nwhile True: print('noise'); c.tick()"
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", script],
         input="3\n2\n",
         capture_output=True,
@@ -119,7 +121,7 @@ def test_the_clock_answers_in_turns():
         cwd=fedkeel.cli.bench.FOLDER,
         check=True,
     )
-    ready, first, second = map(json.loads, told.stdout.splitlines())
+    ready, first, second = map(json.loads, ended.stdout.splitlines())
     assert ready == {"ready": True, "threads": 1}
     assert (len(first["seconds"]), len(second["seconds"])) == (3, 2)
 

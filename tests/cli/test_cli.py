@@ -12,7 +12,7 @@ import typer.main
 import fedkeel as fk
 from fedkeel.cli import app as cli
 from fedkeel.cli.options import NAMES
-from fedkeel.cli.study_options import SHARED
+from fedkeel.cli.studies import SHARED
 from fedkeel.runs import config
 
 SMALL = ["--clients", "10", "--rounds", "3", "--cohort", "3", "--local-steps", "2", "--model", "logistic"]
@@ -33,7 +33,7 @@ def error_of(result, code=2):
 # Help -----------------------------------------------------------------------------------------------------------------
 
 
-def test_help_waits_for_no_heavy_import():
+def test_help_imports_nothing_heavy():
     code = (
         "import sys; from fedkeel.cli.app import main\n"
         "try: main(['--help'])\n"
@@ -55,7 +55,7 @@ def test_every_option_has_help_with_an_example():
             assert re.search(r"e\.g\.", param.help, re.IGNORECASE), f"{command.name}: {param.name}"
 
 
-def test_no_hyperparameter_hides_behind_an_option():
+def test_no_hyperparameter_has_the_name_of_an_option():
     for name in fk.algorithms():
         fields = {field.name for field in dataclasses.fields(fk.algorithm(name))}
         assert not fields & {
@@ -112,9 +112,9 @@ def test_a_run_and_the_same_command_again(fedkeel, tmp_path):
 def test_another_config_in_the_same_directory(fedkeel, tmp_path):
     fedkeel("run", *SMALL)
     before = (tmp_path / OUT / "metrics.jsonl").read_bytes()
-    told = error_of(fedkeel("run", *SMALL, "--server-lr", "0.5"))
+    message = error_of(fedkeel("run", *SMALL, "--server-lr", "0.5"))
     hint = "choose another --out, or --fresh to replace it"
-    assert told == f"error: {OUT} holds a run with server_lr = 1.0, this one has 0.5; {hint}"
+    assert message == f"error: {OUT} holds a run with server_lr = 1.0, this one has 0.5; {hint}"
     error_of(fedkeel("run", *SMALL, "--model", "nope", "--fresh"))
     assert (tmp_path / OUT / "metrics.jsonl").read_bytes() == before
     code, out, _ = fedkeel("run", *SMALL, "--server-lr", "0.5", "--fresh")
@@ -122,7 +122,7 @@ def test_another_config_in_the_same_directory(fedkeel, tmp_path):
     assert "server_lr = 0.5" in (tmp_path / OUT / "config.toml").read_text()
 
 
-def test_ctrl_c_and_going_on(fedkeel, tmp_path, monkeypatch):
+def test_a_run_continues_after_ctrl_c(fedkeel, tmp_path, monkeypatch):
     from fedkeel.engine.loop import Trainer
 
     one_round = Trainer._round
@@ -146,18 +146,18 @@ def test_ctrl_c_and_going_on(fedkeel, tmp_path, monkeypatch):
     ).read_bytes()
 
 
-def test_a_run_that_fails_says_how_to_go_on(fedkeel):
-    told = error_of(fedkeel("run", *SMALL, "--lr", "1e38", "--rounds", "9"), code=1)
-    assert told.startswith("error: fedavg, round ")
-    assert told.endswith(f"go on with: fedkeel resume {OUT}")
+def test_a_run_that_fails_says_how_to_continue(fedkeel):
+    message = error_of(fedkeel("run", *SMALL, "--lr", "1e38", "--rounds", "9"), code=1)
+    assert message.startswith("error: fedavg, round ")
+    assert message.endswith(f"go on with: fedkeel resume {OUT}")
 
 
 def test_a_damaged_checkpoint(fedkeel, tmp_path):
     fedkeel("run", *SMALL)
     (tmp_path / OUT / "summary.json").unlink()
     (tmp_path / OUT / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
-    told = error_of(fedkeel("resume", OUT))
-    assert f"checkpoint: {OUT}/checkpoint.safetensors is damaged" in told
+    message = error_of(fedkeel("resume", OUT))
+    assert f"checkpoint: {OUT}/checkpoint.safetensors is damaged" in message
 
 
 def test_out_cannot_be_written(fedkeel, tmp_path):
@@ -216,8 +216,8 @@ def test_unexpected_errors_show_a_traceback_only_on_request(fedkeel, monkeypatch
         raise KeyError("oops")
 
     monkeypatch.setattr("fedkeel.cli.tables.algorithm_table", broken)
-    told = error_of(fedkeel("algorithms"), code=1)
-    assert told == "error: unexpected KeyError: 'oops' (--debug shows the traceback)"
+    message = error_of(fedkeel("algorithms"), code=1)
+    assert message == "error: unexpected KeyError: 'oops' (--debug shows the traceback)"
     for words in (["--debug", "algorithms"], ["algorithms", "--debug"]):
         code, _, err = fedkeel(*words)
         assert code == 1

@@ -1,4 +1,4 @@
-"""Gradients of dense networks that are written out: those of autograd, and for networks and losses that are known only."""
+"""Hand-written gradients of dense networks equal those of autograd. They are used only for networks and losses that fit."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_one_client(name, B):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_many_clients_are_each_on_its_own(name):
+def test_many_clients_at_once_match_one_at_a_time(name):
     module = NETS[name]().double()
     flat = FlatModel(module)
     w = flat.vector() + 0.1 * torch.randn(3, flat.d, dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_many_clients_are_each_on_its_own(name):
         torch.testing.assert_close(losses[i], loss, rtol=1e-12, atol=1e-14)
 
 
-def test_clients_that_all_begin_at_the_same_point():
+def test_many_clients_from_the_same_start():
     flat = FlatModel(NETS["blocks"]())
     x, y = torch.randn(3, 4, 6), torch.randint(0, 3, (3, 4))
     weight, same = torch.full((3, 4), 0.25), flat.vector().expand(3, -1)
@@ -123,12 +123,12 @@ def test_networks_that_are_not_dense(name):
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp", "mlp3"])
-def test_ours_are_dense(name):
+def test_the_dense_models_of_fedkeel_are_recognised(name):
     assert is_dense(FlatModel(make_model(name, (1, 8, 8), 10)))
 
 
-def test_inputs_with_more_dimensions_than_the_network_expects_are_left_to_autograd():
-    flat = FlatModel(NETS["blocks"]())  # does not flatten: it would be applied at every position
+def test_autograd_handles_inputs_with_more_dimensions():
+    flat = FlatModel(NETS["blocks"]())  # does not flatten, so the layer would act on every position
     assert Dense(flat).takes(torch.zeros(2, 6), torch.zeros(2).long())
     assert not Dense(flat).takes(torch.zeros(2, 4, 6), torch.zeros(2, 4).long())
     assert not Dense(flat).takes(torch.zeros(2, 6), torch.zeros(2, 3))  # probabilities
@@ -136,7 +136,7 @@ def test_inputs_with_more_dimensions_than_the_network_expects_are_left_to_autogr
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_training_is_as_with_autograd(engine, monkeypatch):
+def test_training_matches_autograd(engine, monkeypatch):
     fed = fk.load("digits").split("dirichlet_per_class", clients=10, concentration=0.3)  # batches of many sizes
 
     def weights(algorithm):
@@ -152,7 +152,7 @@ def test_training_is_as_with_autograd(engine, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_loss_of_the_user_may_change_from_call_to_call(engine):
+def test_a_user_loss_may_change_between_calls(engine):
     fed = fk.load("digits").split("iid", clients=4)
     scale = [1.0]
 

@@ -1,4 +1,4 @@
-"""Methods that look into the model against numpy, transcribed by someone who had not read the code (tests/reference)."""
+"""Methods that look into the model, against numpy (tests/reference): written independently, from the papers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COHORTS = [[0, 2], [1, 2], [0, 3], [2, 3], [0, 1]]
 
 
 class WithMethods(nn.Module):
-    """Shows its features by methods."""
+    """Shows its features through methods."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ MLB = {"lam1": 0.9, "lam2": 0.7, "lam3": 1.3, "temperature": 2.0}
 def test_same_weights_as_the_reference(
     name: str, reference: Any, model: type[nn.Module], hp: dict[str, Any], weights: str, decay: dict[str, float]
 ) -> None:
-    """Clients come for the first time, again, and again after an absence."""
+    """Clients take part for the first time, again, and again after an absence."""
     fed = digits_fed(4)
     algo = fk.algorithm(name, lr=LR, **hp)
     known = inspect.signature(reference.run).parameters
@@ -133,7 +133,7 @@ def test_identities(name: str, hp: dict[str, Any], other: str, other_hp: dict[st
 
 @pytest.mark.parametrize(("name", "hp"), [("moon", {"mu": 0.0}), ("fedmlb", {"lam2": 0.0, "lam3": 0.0})])
 def test_a_term_without_weight_changes_neither_losses_nor_statistics(name: str, hp: dict[str, Any]) -> None:
-    """The looks into the model at other points leave its normalisation as one pass over the batch does."""
+    """Evaluating features at other points does not change the normalisation statistics: they see the batch once."""
     fed = digits_fed(4)
 
     def model() -> nn.Module:
@@ -160,12 +160,12 @@ def test_engines_agree(model: type[nn.Module]) -> None:
     ]
     torch.testing.assert_close(runs[0].params, runs[1].params, rtol=1e-9, atol=1e-11)
     assert torch.equal(runs[0].params, runs[2].params)
-    losses = [[row["train_loss"] for row in run.history] for run in runs]  # the task's, without the term
+    losses = [[row["train_loss"] for row in run.history] for run in runs]  # the loss of the task, without the term
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
     assert losses[0] == losses[2]
 
 
-def test_a_model_that_hides_its_inside_is_refused() -> None:
+def test_a_model_without_features_or_blocks_is_refused() -> None:
     class Closed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -193,7 +193,7 @@ def test_fedbn_without_normalisation_is_fedavg() -> None:
 
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
 @pytest.mark.parametrize("clip", [None, 1e9])
-def test_fedbn_is_what_its_paper_says(engine: str, clip: float | None) -> None:
+def test_fedbn_follows_its_paper(engine: str, clip: float | None) -> None:
     fed = digits_fed(4)
     *_, (expected, norms) = fedbn.rounds(numbers(normalised()), all_batches(fed), COHORTS, lr=LR)
     run = train(normalised(), fed, fk.algorithm("fedbn", lr=LR), len(COHORTS), cohort=COHORTS, engine=engine, clip=clip)

@@ -1,4 +1,4 @@
-"""The public replacements of what is private in torch: the same bits, but for AMSGrad, whose kernel rounds otherwise."""
+"""Public replacements of torch's private functions give the same bits. Only AMSGrad's kernel rounds differently."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_relu_backward() -> None:
 
 
 @pytest.mark.parametrize("version", [private.public_version, private.private_version])
-def test_a_change_in_place_shows(version: Any) -> None:
+def test_a_change_in_place_is_noticed(version: Any) -> None:
     z = vectors(1)[0]
     before = version(z)
     z.sum()
@@ -89,7 +89,7 @@ def test_hooks_are_noticed() -> None:
     assert (private.has_hooks(listened), private.has_hooks(free)) == (True, False)
 
 
-@pytest.mark.parametrize("kind", ["BATCH_NORMS", "NORMS", "DROPOUTS"])
+@pytest.mark.parametrize("kind", ["BATCH_NORMS", "NORMS", "DROPOUTS", "CONVOLUTIONS"])
 def test_layers(kind: str) -> None:
     known = [z for z in vars(nn).values() if isinstance(z, type) and issubclass(z, getattr(private, kind))]
     assert set(known) == set(getattr(private, f"PUBLIC_{kind}"))

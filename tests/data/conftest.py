@@ -1,4 +1,4 @@
-"""Fixtures for named data sets: an empty world, and sets that may be smaller than the published ones."""
+"""Fixtures for named data sets: a machine without data, and sets that may be smaller than the published ones."""
 
 from __future__ import annotations
 

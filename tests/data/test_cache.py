@@ -1,4 +1,4 @@
-"""Arrays are parsed once and mapped afterwards, parsed again when a file changes, kept in memory where there is no cache."""
+"""Arrays are parsed once, then memory-mapped, and parsed again when a file changes. Without a cache they stay in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedkeel.data.cache import cached
 
 
 class Reader:
-    """Parses a text of numbers, and counts how often it had to."""
+    """Parses a text of numbers, and counts its calls."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.calls = path, 0
@@ -64,7 +64,7 @@ def test_a_changed_file_is_parsed_again(reader: Reader) -> None:
     assert reader.calls == 4
 
 
-def test_a_folder_is_known_by_all_its_files(tmp_path: Path, reader: Reader) -> None:
+def test_a_change_in_any_file_of_a_folder_is_noticed(tmp_path: Path, reader: Reader) -> None:
     (tmp_path / "deep/er").mkdir(parents=True)
     (tmp_path / "deep/er/a").write_text("1")
 
@@ -79,7 +79,7 @@ def test_a_folder_is_known_by_all_its_files(tmp_path: Path, reader: Reader) -> N
 
 
 @pytest.mark.parametrize("damage", ["short", "empty", "gone"])
-def test_a_damaged_cache_is_made_anew(tmp_path: Path, reader: Reader, damage: str) -> None:
+def test_a_damaged_cache_is_rebuilt(tmp_path: Path, reader: Reader, damage: str) -> None:
     reader.load()
     (file,) = (tmp_path / "cache").glob("*/y.npy")
     if damage == "gone":
@@ -92,7 +92,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path, reader: Reader, damage: st
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_without_a_cache_arrays_stay_in_memory_and_that_is_said_once(
+def test_without_a_cache_arrays_stay_in_memory_with_one_warning(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("FEDKEEL_CACHE", str(reader.path / "below a file"))

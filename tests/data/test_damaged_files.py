@@ -1,4 +1,4 @@
-"""A damaged or foreign file is one error that names it, and no file can run code."""
+"""A damaged or foreign file gives an error that names it, and no file can run code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_published_checksums_and_counts_are_checked(tmp_path: Path) -> None:
 
 
 def damaged(tmp_path: Path, case: str) -> tuple[str, str]:
-    """Writes a damaged set -> its name, and the file that the error has to name."""
+    """Writes a damaged set -> its name, and the file that the error must name."""
     if case.startswith("idx"):
         formats.mnist(tmp_path / "mnist", "" if case == "idx raw" else ".gz")
         path = next((tmp_path / "mnist").glob("t10k-images*"))

@@ -17,7 +17,7 @@ def pair(n: int = 4, width: int = 3) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(n * width, dtype=np.float32).reshape(n, width), np.arange(n)
 
 
-def test_clients_have_their_own_samples() -> None:
+def test_each_client_has_its_samples() -> None:
     x, y = pair(9)
     fed = fk.Federation.from_arrays([(x[:2], y[:2]), (x[2:3], y[2:3]), (torch.tensor(x[3:]), torch.tensor(y[3:]))])
     assert len(fed) == 3
@@ -29,8 +29,8 @@ def test_clients_have_their_own_samples() -> None:
         fed[3]
 
 
-def test_clients_of_pandas() -> None:
-    """Their index, which may begin anywhere, plays no part; columns of texts are no numbers."""
+def test_pandas_frames_as_clients() -> None:
+    """The index of a frame is ignored, whatever it starts with. Text columns are refused."""
     pandas = pytest.importorskip("pandas")
     x, y = np.arange(12.0).reshape(4, 3), np.array([0, 1, 1, 2])
     rows = [10, 30, 20, 40]
@@ -117,7 +117,7 @@ def test_the_fingerprint_changes_with_data_and_split() -> None:
 
 
 def test_every_label_counts_in_the_fingerprint() -> None:
-    """Inputs are sampled, labels are not: one of 100,000 is enough."""
+    """The fingerprint samples the inputs but uses all labels: changing one of 100,000 is enough."""
     x, y = np.zeros((100_000, 1), dtype=np.float32), np.zeros(100_000, dtype=np.int64)
     one = fk.Federation.from_arrays([(x, y)]).fingerprint()
     y[77_777] = 1

@@ -38,7 +38,7 @@ def test_two_tables(tmp_path: Path) -> None:
     assert data.test[1].tolist() == [i % 2 for i in range(15, 20)]
 
 
-def test_tables_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_errors_name_wrong_columns(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", ROWS)
     with pytest.raises(ValueError, match=r"a\.csv has no column 'stat'.*state"):
         from_csv(path, label="stat")
@@ -49,7 +49,7 @@ def test_tables_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 
 OWNERS = [
-    ([str(10**17 + i) for i in (3, 0, 2, 1)], [3, 0, 2, 1]),  # the same as float64
+    ([str(10**17 + i) for i in (3, 0, 2, 1)], [3, 0, 2, 1]),  # these are equal as float64
     (["10", "7", "007", "9"], [3, 1, 0, 2]),
     (["10.0", "9.0", "2.0", "1.0"], [3, 2, 1, 0]),
     (["10", "9", "b", "a"], [0, 1, 3, 2]),
@@ -57,13 +57,11 @@ OWNERS = [
 
 
 @pytest.mark.parametrize(("names", "numbers"), OWNERS, ids=str)
-def test_owners_are_as_they_are_written_in_the_order_of_numbers(
-    tmp_path: Path, names: list[str], numbers: list[int]
-) -> None:
+def test_owners_are_texts_in_numeric_order(tmp_path: Path, names: list[str], numbers: list[int]) -> None:
     rows = [f"c{i % 4},{i % 2},{names[i % 4]}" for i in range(40)]
     data = from_csv(table(tmp_path / "a.csv", rows, "copy,state,who"), label="state", key="who")
     assert data.key is not None
-    assert data.key.tolist() == [numbers[i] for i in data.x.argmax(1).tolist()]  # c0-c3, the same as a word
+    assert data.key.tolist() == [numbers[i] for i in data.x.argmax(1).tolist()]  # c0 to c3; as a word they are the same
 
 
 @pytest.mark.parametrize(
@@ -89,11 +87,11 @@ NOT_NUMBERS = ["", "?", "NA", "nan", "NaN", "inf", "-inf", "None", "12O"]
 
 @pytest.mark.parametrize("cell", NOT_NUMBERS)
 @pytest.mark.parametrize("row", [1, 21])  # a row of the training part, and one of the fifth that is held out
-def test_a_cell_that_is_no_number_is_named(tmp_path: Path, cell: str, row: int) -> None:
-    """Such a cell once made its column NaN, or each of its numbers a word."""
+def test_the_error_names_a_cell_that_is_not_a_number(tmp_path: Path, cell: str, row: int) -> None:
+    """Otherwise the column would become NaN, or each of its numbers a word."""
     rows = [f"{i},{i % 2}" for i in range(30)]
     rows[row] = f"{cell},1"
-    rows.insert(0, "")  # counts as a row, like in a spreadsheet
+    rows.insert(0, "")  # an empty row counts, as in a spreadsheet
     message = rf"^data: .*a\.csv has '{re.escape(cell)}' in row {row + 3} of the column 'age', .* finite number"
     with pytest.raises(ValueError, match=message) as error:
         from_csv(table(tmp_path / "a.csv", rows, "age,state"))
@@ -101,14 +99,14 @@ def test_a_cell_that_is_no_number_is_named(tmp_path: Path, cell: str, row: int) 
 
 
 @pytest.mark.parametrize("cell", [*NOT_NUMBERS, "K"])
-def test_the_training_rows_say_what_is_a_number(tmp_path: Path, cell: str) -> None:
+def test_training_rows_decide_which_columns_are_numeric(tmp_path: Path, cell: str) -> None:
     one = table(tmp_path / "a.csv", ["1,0", "2,1"], "age,state")
     with pytest.raises(ValueError, match=rf"b\.csv has '{re.escape(cell)}' in row 3 of the column 'age'"):
         from_csv(one, test=table(tmp_path / "b.csv", ["1,0", f"{cell},1"], "age,state"))
 
 
-def test_words_may_be_missing(tmp_path: Path) -> None:
-    """In a column of words an empty cell is a word, and so is a number; a column that says nothing is one word."""
+def test_text_cells_may_be_missing(tmp_path: Path) -> None:
+    """In a text column an empty cell is a word, and so is a number. A column with only empty cells has one word."""
     words = ["red", "", "?", "nan", "7"]
     one = table(tmp_path / "a.csv", [f"{word},,{i % 2}" for i, word in enumerate(words)], "colour,nothing,state")
     data = from_csv(one, test=table(tmp_path / "b.csv", ["blue,,0", ",3,1"], "colour,nothing,state"))
@@ -117,7 +115,7 @@ def test_words_may_be_missing(tmp_path: Path) -> None:
     assert data.test[0].tolist() == [[0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 0]]
 
 
-def test_many_missing_numbers_are_still_numbers(tmp_path: Path) -> None:
+def test_a_numeric_column_may_have_many_missing_cells(tmp_path: Path) -> None:
     rows = [f"{i if i % 10 == 0 else ''},{i % 2}" for i in range(50)]
     with pytest.raises(ValueError, match=r"has '' in row 3 of the column 'age'"):
         from_csv(table(tmp_path / "a.csv", rows, "age,state"))
@@ -140,7 +138,7 @@ SHORT = [
 
 
 @pytest.mark.parametrize(("text", "message"), SHORT, ids=[message for _, message in SHORT])
-def test_tables_that_are_too_little_are_named(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_name_tables_that_are_too_small(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(ValueError, match=rf"^data: .*a\.csv {message}") as error:
         from_csv(tmp_path / "a.csv")

@@ -32,15 +32,15 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     assert from_folder(tmp_path / "pets", size=4).x.shape == (4, 3, 4, 4)
 
 
-def test_a_folder_without_a_test_part_holds_a_fifth_out(tmp_path: Path) -> None:
+def test_without_a_test_part_a_fifth_is_held_out(tmp_path: Path) -> None:
     formats.put(tmp_path / "pets", {f"{kind}/{i}.png": formats.picture(8)[0] for kind in "ab" for i in range(5)})
     data = from_folder(tmp_path / "pets")
     assert data.test is not None
     assert (len(data.y), len(data.test[1])) == (8, 2)
 
 
-def test_classes_that_only_the_test_part_has_are_named(tmp_path: Path) -> None:
-    """Their pictures were once left out. A folder that holds no pictures is no class."""
+def test_errors_name_classes_that_only_the_test_part_has(tmp_path: Path) -> None:
+    """They must not be left out silently. A folder without pictures is not a class."""
     made = {f"{part}/{kind}/1.png": formats.picture(8)[0] for part in ("train", "test") for kind in "ab"}
     formats.put(tmp_path / "pets", made | {"test/notes/readme.txt": b"no picture"})
     assert from_folder(tmp_path / "pets").classes == 2
@@ -49,7 +49,7 @@ def test_classes_that_only_the_test_part_has_are_named(tmp_path: Path) -> None:
         from_folder(tmp_path / "pets")
 
 
-def test_pictures_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_errors_name_pictures_that_cannot_be_used(tmp_path: Path) -> None:
     formats.put(tmp_path / "pets", {"a/1.png": formats.picture(8)[0], "a/2.png": formats.picture(9)[0]})
     with pytest.raises(ValueError, match=r"2\.png cannot be read.* it is 9 x 9, others are 8 x 8"):
         from_folder(tmp_path / "pets")

@@ -32,7 +32,7 @@ def hub_folder(path: Path) -> Path:
 
 
 class Part:
-    """A split as `datasets` hands it out, as far as it is used."""
+    """A split of `datasets`, with the parts that fedkeel uses."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows, self.column_names = rows, list(rows[0])
@@ -63,7 +63,7 @@ def hub(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     return "somebody/posts"
 
 
-@pytest.mark.filterwarnings("ignore")  # of pandas and others that `datasets` brings
+@pytest.mark.filterwarnings("ignore")  # warnings of pandas and other packages that `datasets` imports
 def test_texts_of_the_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = from_hub(hub, key="user")
     assert list(data.x) == [f"train {i}" for i in range(10)]
@@ -94,7 +94,7 @@ def test_pictures_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.classes == 100
 
 
-def test_a_hub_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_hub_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(name: str, config: str | None) -> None:
         raise ConnectionError("no network")
 

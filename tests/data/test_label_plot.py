@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedkeel.data.label_plot import bubbles_svg, bubbles_text, label_counts, write_bubbles
+from fedkeel.data.label_plot import bubbles_svg, bubbles_text, write_bubbles
 from fedkeel.data.load import load
 
 COUNTS = np.array([[4, 0, 1], [0, 16, 0]])
@@ -46,5 +46,5 @@ def test_bubbles_as_png(tmp_path: Path) -> None:
 def test_label_counts() -> None:
     fed = load("digits").split("dirichlet_per_class", clients=7, concentration=0.5)
     expected = [np.bincount(fed[i].y.numpy(), minlength=10).tolist() for i in range(7)]
-    assert label_counts(fed, 10).tolist() == expected
-    assert torch.equal(torch.from_numpy(label_counts(fed, 10).sum(1)), torch.from_numpy(fed.sizes))
+    assert fed.label_counts(10).tolist() == expected
+    assert torch.equal(torch.from_numpy(fed.label_counts(10).sum(1)), torch.from_numpy(fed.sizes))

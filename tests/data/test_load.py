@@ -1,4 +1,4 @@
-"""Sets that are not here, and which modules a load imports."""
+"""Sets that are not on this machine, and the modules that loading a set imports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.mark.parametrize("name", [*CATALOGUE])
-def test_what_is_missing_is_said(tmp_path: Path, name: str) -> None:
+def test_the_error_says_which_file_is_missing(tmp_path: Path, name: str) -> None:
     if name == "fashion-mnist" and Path("/usr/share/datasets/fashion-mnist").exists():
         pytest.skip("Fashion-MNIST is installed on this system")
     with pytest.raises(ValueError, match=f"data: '{name}' is not in {tmp_path}; put ") as error:
@@ -29,7 +29,7 @@ def test_what_is_missing_is_said(tmp_path: Path, name: str) -> None:
         fk.load(name)
 
 
-def test_a_data_directory_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_data_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"^data_dir = '.*/nowhere' is not allowed"):
         fk.load("mnist", tmp_path / "nowhere")
     monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path / "nowhere"))
@@ -58,13 +58,13 @@ print(*sorted(name for name in sys.modules if name.startswith(("fedkeel.data.", 
 
 
 def imported(name: str, folder: Path) -> set[str]:
-    """The modules of data and models that a new process imports to load a set and to make a perceptron."""
+    """The modules of data and models that a new process imports to load a set and make a perceptron."""
     code = LOADS.format(name=name, folder=str(folder))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return {module.removeprefix("fedkeel.") for module in done.stdout.split()}
 
 
-def test_only_what_is_used_is_imported(tmp_path: Path) -> None:
+def test_only_used_modules_are_imported(tmp_path: Path) -> None:
     light = {"data.arrays", "data.cache", "data.federation", "data.load", "data.partition", "models.dense"}
     assert imported("digits", tmp_path) == light
     speech = "To be, or not to be: that is the question. " * 20

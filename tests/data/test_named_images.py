@@ -39,11 +39,11 @@ def test_idx(tmp_path: Path, folder: str, packing: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_folder_of_a_set_may_be_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_dir_may_be_the_folder_of_one_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     formats.mnist(tmp_path / "fashion-mnist")
     monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path / "fashion-mnist"))
     assert len(fk.load("fashion-mnist").y) == 12
-    with pytest.raises(ValueError, match="'mnist' is not in"):  # whose file names are the same
+    with pytest.raises(ValueError, match="'mnist' is not in"):  # its files have the same names
         fk.load("mnist")
 
 
@@ -58,7 +58,7 @@ def test_writers_of_mnist(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_emnist_is_turned_and_its_letters_begin_at_0(tmp_path: Path) -> None:
+def test_emnist_is_transposed_and_its_letters_start_at_0(tmp_path: Path) -> None:
     made = formats.mnist(tmp_path / "emnist", prefix="emnist-letters-", test="test", first=1)
     data = fk.load("emnist-letters", tmp_path)
     assert np.array_equal(data.x[:, 0].numpy(), made["train"].swapaxes(1, 2))
@@ -107,7 +107,7 @@ def test_cifar_of_the_package_registry(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_part_of_cifar_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_part_of_cifar_gets_another_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     named_sets._warn_partial.cache_clear()
     pixels = formats.RNG.integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)
     sheet = png(pixels.transpose(1, 0, 2, 3).reshape(32, 3200, 3), "WEBP", lossless=True)

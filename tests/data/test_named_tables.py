@@ -27,7 +27,7 @@ def test_adult(tmp_path: Path) -> None:
     assert data.x[:, 0].tolist() == [-1, 1]  # age, standardised
     assert data.test[0][0, 0] == 3
     assert sorted(data.x[:, 1:3].sum(0).tolist()) == [1, 1]  # Private, ?
-    assert data.test[0][0, 1:3].tolist() == [0, 0]  # a word that training has not
+    assert data.test[0][0, 1:3].tolist() == [0, 0]  # a word that occurs in no training row
 
 
 @pytest.mark.usefixtures("small")

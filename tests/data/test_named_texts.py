@@ -72,7 +72,7 @@ def test_glue(
 
 
 @pytest.mark.usefixtures("small")
-def test_newsgroups_lose_what_names_their_writers(tmp_path: Path) -> None:
+def test_newsgroups_lose_headers_signatures_and_quotations(tmp_path: Path) -> None:
     post = "From: me@here\nSubject: x\n\nYou wrote:\n> old\nNew words.\n\n--\nMe\n"
     files = {f"20news-bydate-{part}/{group}/1": post.encode("latin-1") for part in ("train", "test") for group in "ab"}
     formats.put(tmp_path, files)

@@ -1,4 +1,4 @@
-"""Partitions: nothing lost, nothing twice, nobody empty, and errors that name a wrong option."""
+"""Partitions use every sample once, leave no client empty, and errors name a wrong option."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def deal(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> list[np.ndarray]:
-    """Beta is for two classes; the owners of by_key are as many as the clients, or half as many again."""
+    """Beta needs two classes. by_key has as many owners as clients, or one and a half times as many."""
     labels = np.asarray(labels)
     if kind == "beta":
         labels = labels % 2
@@ -61,7 +61,7 @@ def fits(kind: str, options: dict[str, Any], samples: int, clients: int) -> bool
 @every_partition
 @settings(max_examples=40, deadline=None)
 @given(labels=st.lists(st.integers(0, 4), min_size=1, max_size=60), data=st.data(), seed=st.integers(0, 2**64))
-def test_every_sample_once_and_nobody_empty(
+def test_every_sample_is_used_once_and_no_client_is_empty(
     kind: str, options: dict[str, Any], labels: list[int], data: st.DataObject, seed: int
 ) -> None:
     clients = data.draw(st.integers(1, len(labels)))
@@ -82,7 +82,7 @@ def many_labels(n: int = 4000, classes: int = 10) -> np.ndarray:
 
 
 @every_partition
-def test_the_seed_decides(kind: str, options: dict[str, Any]) -> None:
+def test_the_seed_determines_the_result(kind: str, options: dict[str, Any]) -> None:
     def split(seed: int) -> list[list[int]]:
         return [part.tolist() for part in deal(kind, many_labels(), 50, seed, **options)]
 
@@ -98,8 +98,8 @@ FIRST = {
 }
 
 
-def test_partitions_stay_what_they_were() -> None:
-    """A split is part of an experiment's identity: the first client of each, as the first release dealt it."""
+def test_partitions_match_the_first_release() -> None:
+    """A split is part of an experiment, so it must never change: the first client of each is that of the first release."""
     labels = np.arange(40) % 4
     first = {kind: partition(kind, labels, 5, 7, **OPTIONS[kind][-1])[0].tolist() for kind in FIRST}
     assert first == FIRST
@@ -125,7 +125,7 @@ def test_per_class_sizes_differ_and_per_client_sizes_do_not() -> None:
 
 
 def test_equal_sizes_keep_the_classes_of_the_draw() -> None:
-    """The clients of the per-class split are as one-sided with equal sizes as without."""
+    """In the per-class split, clients of equal size are as one-sided as clients of unequal size."""
     labels = many_labels(20_000)
 
     def skew(sizes: str) -> float:
@@ -136,7 +136,7 @@ def test_equal_sizes_keep_the_classes_of_the_draw() -> None:
 
 
 def test_beta_draws_the_share_of_the_second_class() -> None:
-    """Mean and spread of the shares are those of the Beta distribution where the classes are as frequent as it wants."""
+    """If the classes are as frequent as the Beta distribution expects, the shares have its mean and spread."""
     labels = np.arange(700_000) % 7 < 2
     parts = partition("beta", labels.astype(int), 700, 0, beta_a=2.0, beta_b=5.0)
     share = np.array([labels[part].mean() for part in parts])
@@ -144,8 +144,8 @@ def test_beta_draws_the_share_of_the_second_class() -> None:
     assert abs(share.std() - np.sqrt(2 * 5 / (7**2 * 8))) < 0.02
 
 
-def test_beta_leaves_no_client_with_the_rest() -> None:
-    """IMDB has as many of both classes: nobody is left with one class alone because the other was used up."""
+def test_no_client_of_beta_gets_only_leftovers() -> None:
+    """IMDB has equal classes. No client gets one class only because the other is used up."""
     labels = np.arange(50_000) % 2
     share = np.array([labels[part].mean() for part in partition("beta", labels, 100, 0)])
     assert share.max() < 0.97
@@ -172,7 +172,7 @@ def test_owners_stay_together() -> None:
 
 @pytest.mark.parametrize("per_client", [1, 2, 3])
 def test_shards_hold_few_labels(per_client: int) -> None:
-    """A shard that lies across a border has two labels, and ten classes have nine borders."""
+    """A shard that crosses a border between classes has two labels, and ten classes have nine borders."""
     labels = many_labels()
     kinds = [len(np.unique(labels[part])) for part in partition("shards", labels, 40, 0, per_client=per_client)]
     assert max(kinds) <= 2 * per_client
@@ -216,8 +216,8 @@ def test_bad_options_are_named(kind: str, options: dict[str, Any], message: str)
 
 @pytest.mark.parametrize("y", [torch.zeros(40, 5).long(), torch.zeros(40, 1).long(), torch.zeros(40), torch.rand(40, 2)])
 @pytest.mark.parametrize("kind", PARTITIONS)
-def test_splits_by_class_want_classes(kind: str, y: torch.Tensor) -> None:
-    """Tokens or real numbers as targets once gave splits that lost samples; the kinds that need no classes take them."""
+def test_splits_by_class_need_classes(kind: str, y: torch.Tensor) -> None:
+    """Tokens and real numbers are not classes: a split by class would lose samples. Other splits accept them."""
     data = fk.Dataset("t", torch.randn(40, 6), y, key=np.arange(40) % 8)
     if kind in ("iid", "quantity", "by_key"):
         order = data.split(kind, clients=4).order
@@ -229,7 +229,7 @@ def test_splits_by_class_want_classes(kind: str, y: torch.Tensor) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_numpy_numbers_are_numbers() -> None:
+def test_options_may_be_numpy_numbers() -> None:
     parts = partition("dirichlet_per_class", many_labels(), np.int64(5), np.uint32(1), concentration=np.float32(0.5))
     assert len(parts) == 5
     assert len(partition("shards", many_labels(), 5, 0, per_client=np.int32(2))) == 5
@@ -240,7 +240,7 @@ def test_numpy_numbers_are_numbers() -> None:
 @pytest.mark.parametrize("kind", PARTITIONS)
 def test_a_million_samples_for_ten_thousand_clients(kind: str, classes: int) -> None:
     labels = many_labels(1_000_000, classes)
-    start = time.process_time()  # others may use the machine, too
+    start = time.process_time()  # other programs may use the machine
     parts = deal(kind, labels, 10_000, 0, **OPTIONS[kind][-1] | ({"concentration": 0.1} if "dir" in kind else {}))
     seconds = time.process_time() - start
     assert np.bincount(np.concatenate(parts), minlength=1_000_000).tolist() == [1] * 1_000_000
@@ -248,7 +248,7 @@ def test_a_million_samples_for_ten_thousand_clients(kind: str, classes: int) -> 
 
 
 def test_many_empty_clients_are_filled_quickly() -> None:
-    """Nearly all of these clients get nothing at first; looking for the richest one anew each time would take minutes."""
+    """Nearly all of these clients get nothing at first. Searching for the largest client each time would take minutes."""
     start = time.perf_counter()
     parts = partition("dirichlet_per_class", many_labels(300_000), 200_000, 0, concentration=1e-4)
     assert min(map(len, parts)) == 1

@@ -1,6 +1,6 @@
-"""The real sets, where their files are at hand: the counts and shapes that their makers publish.
+"""The real sets have the counts and shapes that their makers publish. A set whose files are missing is skipped.
 
-FEDKEEL_DATA names the folder (default: ../shared/data beside the repository), FEDKEEL_CIFAR10 one with CIFAR-10 in full.
+FEDKEEL_DATA names the folder of the files (default: ~/data), FEDKEEL_CIFAR10 a folder with the complete CIFAR-10.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fedkeel.data.named_sets import locate
 from fedkeel.data.texts import Texts
 
 pytestmark = pytest.mark.slow
-DATA = Path(os.environ.get("FEDKEEL_DATA") or Path(__file__).parents[3] / "shared/data")
+DATA = Path(os.environ.get("FEDKEEL_DATA") or "~/data").expanduser()
 FULL_CIFAR = os.environ.get("FEDKEEL_CIFAR10")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of its own that is removed at once: Shakespeare alone takes 330 MB."""
+    """A separate cache, removed after the test: Shakespeare alone takes 330 MB."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDKEEL_CACHE", str(folder))

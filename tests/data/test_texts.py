@@ -1,4 +1,4 @@
-"""Texts in arrays, and the vocabulary that is made of a data set's own words."""
+"""Texts in arrays, and the vocabulary that is made from the words of a data set."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_words_are_numbered_by_how_often_they_occur(cache):
     assert tokenised(made, words, 500).x.shape == (5, 7), "no column that is padding in every text"
 
 
-def test_words_are_the_same_whatever_is_kept(cache, monkeypatch):
+def test_the_vocabulary_does_not_depend_on_the_cache(cache, monkeypatch):
     rng = np.random.default_rng(0)
     strings = [" ".join(f"w{z}" for z in rng.zipf(1.3, size=30) % 20_000) for _ in range(1000)]
     first = tokenised(data(strings), WordTokenizer(Texts.from_strings(strings)), 20)
@@ -79,7 +79,7 @@ def test_words_are_the_same_whatever_is_kept(cache, monkeypatch):
     assert kept.vocabulary == first.vocabulary
 
 
-def test_nothing_need_be_kept(cache, monkeypatch):
+def test_texts_work_without_a_cache(cache, monkeypatch):
     cache.write_text("a file where the folder should be")
     x = tokenised(data(), WordTokenizer(data().x), 6)
     assert x.x[4, :4].unique().numel() == 2

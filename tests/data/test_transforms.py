@@ -1,4 +1,4 @@
-"""Normalisation and augmentation: what they do to an image, and that all engines do the same to the same sample."""
+"""Normalisation and augmentation of images. All engines do the same to the same sample."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_normalise_is_the_textbook_formula() -> None:
 
 
 def test_a_crop_is_a_window_of_the_padded_image_mirrored_or_not() -> None:
-    """Every result is found among all windows of its image, and all places and both directions occur."""
+    """Every result is one of the windows of its image. All places and both directions occur."""
     x, p = IMAGES[:1].expand(4000, -1, -1, -1), 2
     padded = torch.nn.functional.pad(x[0], (p,) * 4)
     windows = {}
@@ -43,7 +43,7 @@ def test_a_crop_is_a_window_of_the_padded_image_mirrored_or_not() -> None:
     assert counts.max() < 1.6 * 4000 / 50
 
 
-def test_augmentation_leaves_its_input_alone_and_follows_the_generator() -> None:
+def test_augmentation_keeps_its_input_and_uses_the_generator() -> None:
     before = IMAGES.clone()
     one, same, other = (CropFlip(4)(IMAGES, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert torch.equal(IMAGES, before)
@@ -86,7 +86,7 @@ def test_every_engine_augments_the_same_samples_in_the_same_way(batch_size: int 
     assert not torch.allclose(sequential, weights("sequential", federation(augment=None), batch_size=batch_size), atol=1e-3)
 
 
-def test_prepared_samples_train_as_if_they_had_been_prepared_before() -> None:
+def test_normalising_in_the_engine_equals_normalising_before() -> None:
     fed = federation(augment=None)
     assert fed.prepare is not None
     assert fed.test is not None
@@ -96,8 +96,8 @@ def test_prepared_samples_train_as_if_they_had_been_prepared_before() -> None:
     assert rows[0]["test_loss"] == rows[1]["test_loss"]
 
 
-def test_steps_and_rounds_see_different_changes() -> None:
-    """All local data in every step: without augmentation all steps see one batch, with it none twice."""
+def test_every_step_and_round_is_augmented_differently() -> None:
+    """Every step takes all local data. Without augmentation all steps see the same batch, with it no batch occurs twice."""
     seen: list[bytes] = []
 
     def spy(x: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ def test_steps_and_rounds_see_different_changes() -> None:
     assert len(batches) == len(set(batches)) == 3
 
 
-def test_the_fingerprint_knows_preparation_and_augmentation() -> None:
+def test_the_fingerprint_includes_normalisation_and_augmentation() -> None:
     variants = [
         federation(None, None),
         federation(None),

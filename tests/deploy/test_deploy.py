@@ -289,7 +289,7 @@ def test_a_run_in_which_all_clients_fail_is_a_failed_run(fed, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["scaffold", "padamfed"])
-def test_a_server_that_stopped_goes_on_with_the_same_bits(name, fed, tmp_path):
+def test_a_server_that_stopped_resumes_with_the_same_bits(name, fed, tmp_path):
     grid = make_grid(fed, name, tmp_path)
     grid.spoil = lambda node, reply: None if reply.has_content() and reply.content[FIELDS].get("round") == 2 else reply
     with pytest.raises(fk.RoundError, match="min_clients is 2"):
@@ -302,7 +302,7 @@ def test_a_server_that_stopped_goes_on_with_the_same_bits(name, fed, tmp_path):
     assert [row["round"] for row in run.history] == [0, 1, 2, 3]
 
 
-def test_if_too_few_clients_reply_the_others_are_asked_again(fed, tmp_path):
+def test_if_too_few_clients_reply_the_others_get_another_request(fed, tmp_path):
     grid = make_grid(fed, "scaffold", tmp_path)
     lost: set[tuple[int, int]] = set()
 
@@ -364,7 +364,7 @@ def test_a_node_that_leaves_is_dropped_and_one_that_joins_takes_its_place(fed, t
     assert run.history[3]["fresh"] == []
 
 
-def test_a_run_waits_for_all_clients_and_says_who_is_missing(fed, tmp_path):
+def test_a_run_waits_for_all_clients_and_names_missing_ones(fed, tmp_path):
     grid = make_grid(fed, "fedavg", tmp_path)
     grid.nodes[102] = (grid.nodes[102][0], context(1, tmp_path))  # two nodes with one number
     lines: list[str] = []
@@ -390,7 +390,7 @@ def test_which_methods_need_only_sums():
     assert each == {"fafed", "fednova", "gradma", "gradma-s"}
 
 
-def test_a_survey_in_a_later_round_is_no_secret_either():
+def test_a_survey_in_a_later_round_is_checked_too():
     class Gradient(NamedTuple):
         g: Tensor
 

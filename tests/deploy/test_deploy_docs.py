@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,11 @@ def test_every_method_can_be_drawn(name):
 @pytest.mark.parametrize(("name", "words"), [("fedavg", "1 d floats down, 1 d up"), ("mime", "3 d floats down, 2 d up")])
 def test_the_picture_counts_what_is_sent_before_the_steps_too(name, words):
     assert words in drawing(fk.algorithm(name))
+
+
+def has_started(log: Path, sign: str, count: int) -> bool:
+    """Does the log hold the sign that a program has started, once for each of them?"""
+    return log.read_text().count(sign) >= count
 
 
 def commands(page: str) -> list[str]:
@@ -78,7 +84,8 @@ def test_the_ten_commands_lead_to_the_bits_of_the_simulation(tmp_path):
             if sign := next((sign for start, sign in STARTED.items() if command.startswith(start)), None):
                 running.append(process)
                 count = 2 if "for i" in command else 1
-                wait_for(lambda: log.read_text().count(sign) >= count, 120, f"{command} does not start:\n{log.read_text()}")
+                started = partial(has_started, log, sign, count)
+                wait_for(started, 120, f"{command} does not start:\n{log.read_text()}")
             else:
                 assert process.wait(timeout=900) == 0, f"{command}\n{log.read_text()}"
     finally:

@@ -27,7 +27,7 @@ PYPROJECT = """
 [project]
 name = "sites"
 version = "1.0.0"
-description = "four sites with data of their own"
+description = "four sites, each with its data"
 license = {text = "none"}
 dependencies = []
 
@@ -162,7 +162,7 @@ def end_of(network: Network, run: int, out: Path, seconds: float) -> str:
 
 
 def test_a_node_that_is_not_authenticated_is_refused(network):
-    network.node("stranger", node_config(network.folder, 0))  # a key that nobody has registered
+    network.node("stranger", node_config(network.folder, 0))  # a key that is not registered
     network.node("nobody", node_config(network.folder, 0), key=False)
     for name, why in [("stranger", "Failed to activate SuperNode"), ("nobody", "must be registered")]:
         assert network.processes.pop(name).wait(timeout=120) != 0

@@ -35,7 +35,7 @@ class Returning(HereGrid):
         return [node for node in self.nodes if node != 102 or self.looks not in (2, 3)]
 
 
-def test_a_node_that_restarts_before_it_has_said_who_it_is_is_asked_again(fed, tmp_path):  # noqa: F811
+def test_a_node_that_restarts_before_its_introduction_is_contacted_again(fed, tmp_path):  # noqa: F811
     grid = Returning(make_grid(fed, "scaffold", tmp_path).nodes)
     hellos: list[int] = []
 
@@ -51,7 +51,7 @@ def test_a_node_that_restarts_before_it_has_said_who_it_is_is_asked_again(fed, t
 
 
 @pytest.mark.parametrize("samples", [0, -5, 1 << 62])
-def test_a_number_of_samples_that_cannot_be_is_refused(samples, fed, tmp_path):  # noqa: F811
+def test_an_impossible_number_of_samples_is_refused(samples, fed, tmp_path):  # noqa: F811
     grid = make_grid(fed, "fedavg", tmp_path)
 
     def lie(node: int, reply: Message) -> Message:
@@ -68,7 +68,7 @@ def test_a_number_of_samples_that_cannot_be_is_refused(samples, fed, tmp_path): 
     )
 
 
-def test_nodes_that_become_other_clients_between_two_rounds_are_asked_again_who_they_are(fed, tmp_path):  # noqa: F811
+def test_nodes_that_become_other_clients_introduce_themselves_again(fed, tmp_path):  # noqa: F811
     """Nodes 102 and 103 swap their clients without being away, so only their error code tells the server."""
     grid = make_grid(fed, "scaffold", tmp_path)
 

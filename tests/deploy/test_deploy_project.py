@@ -1,4 +1,4 @@
-"""`fedkeel deploy init`: the app it writes is one that Flower takes, and it trains what the run trained."""
+"""`fedkeel deploy init` writes an app that Flower accepts and that trains what the run trained."""
 # ruff: noqa: E402
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedkeel.engine.allocator import OPTIONS, keep_freed_memory
+from fedkeel.engine.machine import ALLOCATOR_OPTIONS, keep_freed_memory
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What is passed to mallopt."""
+    """The arguments of all calls of mallopt."""
     made: list[tuple[int, int]] = []
     libc = SimpleNamespace(mallopt=lambda option, value: made.append((option, value)))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
@@ -29,10 +29,10 @@ def test_the_allocator_keeps_memory(
     if value is not None:
         monkeypatch.setenv("FEDKEEL_MALLOPT", value)
     keep_freed_memory()
-    assert dict(calls) == OPTIONS
+    assert dict(calls) == ALLOCATOR_OPTIONS
 
 
-def test_an_environment_variable_leaves_the_allocator_alone(
+def test_an_environment_variable_keeps_the_allocator_unchanged(
     calls: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDKEEL_MALLOPT", "0")

@@ -1,4 +1,4 @@
-"""What the engine promises: the same numbers whoever runs the clients, and nothing of the caller's changed."""
+"""What the engines promise: all give the same numbers, and nothing that the caller passed is changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedkeel.engine.runners import auto
 from tests.tasks import digits_fed, same_record, small_net
 
 FED = digits_fed(clients=7, concentration=0.1)
-PLENTY = digits_fed(clients=4, concentration=10.0)  # nobody has a last batch of one sample, which BatchNorm refuses
+PLENTY = digits_fed(clients=4, concentration=10.0)  # no client has a last batch of one sample, which BatchNorm refuses
 every = pytest.mark.parametrize("name", fk.algorithms())
 
 
@@ -28,7 +28,7 @@ def smooth_net() -> nn.Module:
 
 
 def train(name: str | fk.Algorithm = "scaffold", engine: str = "sequential", **kw: Any) -> fk.Run:
-    """Two rounds of one epoch: clients with more data do more steps, and the last batch of most is short."""
+    """Two rounds of one epoch: clients with more data make more steps, and most have a short last batch."""
     algorithm = fk.algorithm(name) if isinstance(name, str) else name
     partial = "allow_partial" not in {field.name for field in dataclasses.fields(algorithm)}
     settings: dict[str, Any] = {"rounds": 2, "cohort": 4 if partial else len(FED), "batch_size": 64, "engine": engine, **kw}
@@ -94,13 +94,13 @@ def test_engines_agree_with_other_settings(name: str, options: dict[str, Any]) -
 
 @pytest.mark.parametrize("name", ["gradma", "gradma-w"])
 def test_projections_agree_over_many_rounds(name: str) -> None:
-    """A projection may jump where a constraint is about to hold; on real data that does not happen by rounding alone."""
+    """A projection may jump where a constraint becomes active. On real data, rounding alone does not cause that."""
     options = {"dtype": torch.float64, "rounds": 12}
     close(train(name, **options), train(name, "vectorized", **options))
 
 
 def test_full_gradients_of_large_clients_are_the_same_in_pieces() -> None:
-    """A client with more samples than one forward pass takes, beside one with few."""
+    """One client has more samples than one forward pass takes, another has few."""
     data = fk.load("digits")
     fed = fk.Federation.from_arrays([(data.x[:1300], data.y[:1300]), (data.x[1300:], data.y[1300:])])
     runs = [train("mime", e, fed=fed, cohort=2, local_steps=2, dtype=torch.float64) for e in ("sequential", "vectorized")]
@@ -190,8 +190,8 @@ def test_statistics_are_averaged_and_broadcast(engine: str, rounds: int) -> None
 
 
 @pytest.mark.parametrize("name", sorted(set(fk.algorithms()) - {"fedit-adam", "fedit-adamet", "fedit-adamgt", "scaffnew"}))
-def test_a_step_moves_the_statistics_once(name: str) -> None:
-    """Gradients at other points, on all data, and a method's own terms are not what the client's model has seen.
+def test_a_step_updates_the_statistics_once(name: str) -> None:
+    """Gradients at other points, gradients on all data, and the additional terms of a method do not update the statistics.
 
     (fedit trains LoRA models, scaffnew draws its number of steps.)
     """
@@ -217,14 +217,14 @@ def test_models_with_buffers_are_not_vectorized() -> None:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized", "processes"])
-def test_the_seed_decides(engine: str) -> None:
-    model = smooth_net()  # the same first weights, so that only sampling and batches can differ
+def test_the_seed_determines_the_result(engine: str) -> None:
+    model = smooth_net()  # the same initial weights, so that only sampling and batches can differ
     one = train(engine=engine, model=model, seed=3)
     same(one, train(engine=engine, model=model, seed=3))
     assert not torch.equal(one.params, train(engine=engine, model=model, seed=4).params)
 
 
-def test_the_seed_makes_the_first_weights() -> None:
+def test_the_seed_determines_the_initial_weights() -> None:
     small = {"rounds": 1, "cohort": 1, "local_steps": 1}
     weights = [train(fk.algorithm("fedavg", lr=1e-30), seed=seed, **small).params for seed in (0, 0, 1)]
     assert torch.equal(weights[0], weights[1])
@@ -236,7 +236,7 @@ def test_a_round_depends_on_nothing_but_seed_and_number() -> None:
     assert [row["train_loss"] for row in short.history] == [row["train_loss"] for row in long.history[:2]]
 
 
-def test_the_work_of_a_client_does_not_depend_on_its_company() -> None:
+def test_a_client_does_not_depend_on_the_others_of_its_round() -> None:
     a, b = train(rounds=1, cohort=[[1, 2]]), train(rounds=1, cohort=[[0, 1, 3, 5, 6]])
     assert same_record(a.clients[1], b.clients[1])
 
@@ -264,32 +264,32 @@ def estimates(run: fk.Run) -> dict[str, float]:
     return {name: float(seconds) for name, seconds in re.findall(r"(\w+) ([\d.e+-]+) s", run.why)}
 
 
-def test_auto_runs_small_jobs_in_this_process() -> None:
+def test_auto_runs_small_tasks_in_this_process() -> None:
     run = train(engine="auto")
     assert run.engine == "sequential"
     assert estimates(run)["sequential"] == min(estimates(run).values())
     same(run, train())
 
 
-def test_auto_does_not_run_long_jobs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not waited for: the choice is made before the first round."""
+def test_auto_does_not_choose_sequential_for_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test does not wait for the end of the run, because the choice is made before the first round."""
 
     def choose_and_stop(*args: Any) -> tuple[str, str]:
-        told.append(choose(*args))
+        choices.append(choose(*args))
         raise InterruptedError
 
-    told: list[tuple[str, str]] = []
+    choices: list[tuple[str, str]] = []
     choose = auto.choose
     monkeypatch.setattr(auto, "choose", choose_and_stop)
     with pytest.raises(InterruptedError):
         train(engine="auto", rounds=100_000, cohort=7)
-    engine, why = told[0]
+    engine, why = choices[0]
     assert engine != "sequential" or auto.cores() == 1, why
     assert re.search(r"vectorized [\d.e+]+ s", why)
     assert ("processes" in why) == (auto.cores() > 1)
 
 
-def test_auto_is_not_misled_by_a_moment_in_which_the_machine_was_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_ignores_a_moment_in_which_the_machine_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     calm, busy, timed = 0.001, 0.05, auto._timed
 
     def slow_at_first(engine: Any, store: Any, jobs: Any) -> float:
@@ -303,8 +303,8 @@ def test_auto_is_not_misled_by_a_moment_in_which_the_machine_was_busy(monkeypatc
     assert per_round == pytest.approx(7 * 3 * calm)
 
 
-def test_auto_is_not_misled_by_a_client_unlike_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes differ a lot between clients: a step of the first one says little about the round."""
+def test_auto_is_not_misled_by_one_unusual_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients have very different sizes, so a step of the first client says little about the round."""
     seconds, timed = [0.004, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001], auto._timed
 
     def by_client(engine: Any, store: Any, jobs: Any) -> float:
@@ -317,7 +317,7 @@ def test_auto_is_not_misled_by_a_client_unlike_the_others(monkeypatch: pytest.Mo
 
 
 def test_auto_has_the_bits_of_the_engine_that_it_chose() -> None:
-    """The measurement leaves no trace, in client memory least of all."""
+    """The measurement leaves no trace, above all none in client memory."""
     run = train(engine="auto", rounds=30)
     same(run, train(engine=run.engine, rounds=30))
 
@@ -340,12 +340,12 @@ def test_unknown_engines_are_named() -> None:
         train(engine="paralel")
 
 
-# The caller's things --------------------------------------------------------------------------------------------------
+# What the caller passes --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("engine", ["sequential", "vectorized", "processes", "auto"])
-def test_nothing_of_the_callers_is_changed(engine: str, fails: bool) -> None:
+def test_train_does_not_change_its_arguments(engine: str, fails: bool) -> None:
     model = smooth_net().eval()
     model[1].bias.requires_grad_(False)
     weights = {key: z.clone() for key, z in model.state_dict().items()}
@@ -380,8 +380,8 @@ def test_nothing_of_the_callers_is_changed(engine: str, fails: bool) -> None:
     assert torch.equal(FED.y, y)
 
 
-def test_a_module_that_a_function_hands_out_is_not_changed_either() -> None:
-    """`lambda: net` is an easy slip; trained in place, a second run would start where the first one ended."""
+def test_a_module_returned_by_a_function_is_not_changed() -> None:
+    """`lambda: net` is an easy mistake. If net were trained in place, a second run would start where the first one ended."""
     model = norm_net()
     before = {key: z.clone() for key, z in model.state_dict().items()}
     first = train(model=lambda: model)
@@ -396,7 +396,7 @@ def test_the_result_is_the_model() -> None:
     run.params.zero_()
     assert bool(run.server.x.any())
     assert all(p.requires_grad for p in run.model.parameters())
-    cross_entropy(run.model(FED.x[:9]), FED.y[:9]).backward()  # it can be trained on
+    cross_entropy(run.model(FED.x[:9]), FED.y[:9]).backward()  # it can be trained further
 
 
 def test_the_device_is_honoured() -> None:
@@ -423,25 +423,25 @@ def test_the_device_is_honoured() -> None:
         (lambda: fk.resume(None), "resume: expected the directory of a run, not NoneType"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(call: Any, why: str) -> None:
+def test_meaningless_settings_are_refused_by_name(call: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         call()
 
 
-def test_no_epochs_are_needed_beside_local_steps() -> None:
+def test_local_steps_need_no_epochs() -> None:
     same(train(local_epochs=None, local_steps=3), train(local_steps=3))
 
 
 @pytest.mark.parametrize("name", ["vrl-sgd", "scaffnew", "fedpd", "fafed"])
 def test_one_full_round_is_not_full_participation(name: str) -> None:
     everyone = list(range(7))
-    for cohort in ([everyone, [0, 1]], [[0], [1], everyone]):  # the last one is beyond the two rounds
+    for cohort in ([everyone, [0, 1]], [[0], [1], everyone]):  # the last cohort is beyond the two rounds
         with pytest.raises(ValueError, match=rf"{name}: a cohort of \d is not allowed; it must be all 7 clients"):
             train(fk.algorithm(name), cohort=cohort)
     train(fk.algorithm(name), cohort=[everyone, everyone, [0]])
 
 
-def test_theory_counts_the_rounds_that_are_run() -> None:
+def test_theory_uses_the_number_of_rounds_of_the_run() -> None:
     assert train(fk.algorithm("padamfed"), cohort=[[0], [1], [0, 1, 2]]).algorithm.gamma == (
         train(fk.algorithm("padamfed"), cohort=[[0], [1]]).algorithm.gamma
     )
@@ -453,7 +453,7 @@ def test_a_nonsense_dtype_is_refused(dtype: Any) -> None:
         train(dtype=dtype)
 
 
-def test_test_data_that_do_not_fit_are_refused_before_any_work() -> None:
+def test_test_data_of_another_shape_are_refused_before_any_work() -> None:
     x, y = FED.test
     calls = []
 
@@ -472,7 +472,7 @@ def test_test_data_that_do_not_fit_are_refused_before_any_work() -> None:
 
 
 def round_seconds(N: int, engine: str, out: Any) -> float:
-    """CPU time of the quickest of many rounds with N registered clients, one sample each."""
+    """CPU time of the fastest of many rounds with N registered clients, one sample each."""
     x, times = torch.zeros(N, 4), []
     fed = fk.Federation(x, torch.arange(N) % 3, np.arange(N + 1), np.arange(N))
     fk.train(
@@ -496,7 +496,7 @@ def test_a_round_does_not_cost_more_with_more_clients(tmp_path: Any, engine: str
     assert many < 1.6 * few + 0.0005, (few, many)
 
 
-def test_evaluation_is_only_done_when_asked() -> None:
+def test_evaluation_happens_only_in_chosen_rounds() -> None:
     def rows(every: int) -> list[bool]:
         run = fk.train(
             smooth_net, FED, "fedavg", rounds=5, cohort=2, engine="sequential", evaluate_every=every, progress=False
@@ -515,7 +515,7 @@ def test_evaluation_is_only_done_when_asked() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fadamgt"])
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own import
 def test_compiled_agrees_to_rounding(name: str) -> None:
-    """The compiled gradient against one client at a time, with batches that have to be padded and nobody dropped."""
+    """The compiled gradient against one client at a time. Batches need padding, and no client is dropped."""
     fed = digits_fed(6)
     runs = [
         fk.train(

@@ -1,4 +1,4 @@
-"""What clients, workers and disks may do wrong, and what is left of the run then."""
+"""Faults of clients, workers and disks, and what remains of the run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from torch.nn.functional import cross_entropy
 import fedkeel as fk
 from fedkeel.engine import loop
 from fedkeel.engine.client_work import ClientTask
-from fedkeel.engine.runners.processes import StoredTask, in_portions
-from fedkeel.engine.state.shared_memory import Tickets
+from fedkeel.engine.runners.processes import StoredTask, Tickets, in_portions
 from fedkeel.errors import StorageError
 from fedkeel.files import write_atomically
 from tests.processes import alive, children, forked, kill, until
@@ -109,7 +108,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("engine", "loss", "why"), FAULTS)
 def test_a_bad_client_is_dropped_named_and_leaves_no_trace(tmp_path: Path, engine: str, loss: Any, why: str) -> None:
-    """The bad client takes part in round 0 and fails from then on: as if it had not been asked."""
+    """The bad client takes part in round 0 and then fails. The result is as if it had not been in the later rounds."""
     before = train(engine, rounds=1, out=tmp_path)
     memory = copy_record(before.clients[BAD])
     run = train(engine, loss=loss, out=tmp_path, resume=True)
@@ -141,8 +140,8 @@ def test_nan_in_the_data(engine: str) -> None:
     assert agree(engine, run.params, train(engine, cohort=[REST] * 3).params)
 
 
-def test_a_bad_client_does_not_take_its_group_along() -> None:
-    """Vectorised clients are run together; a label out of range makes the whole call fail."""
+def test_a_bad_client_does_not_harm_its_group() -> None:
+    """Vectorised clients run together, so one label out of range makes the whole call fail."""
     y = FED.y.clone()
     y[FED.offsets[BAD]] = 77
     run = train("vectorized", fed=fk.Federation(FED.x, y, FED.offsets), local_steps=2)
@@ -152,7 +151,7 @@ def test_a_bad_client_does_not_take_its_group_along() -> None:
 
 @one_by_one
 def test_statistics_that_are_not_finite_are_a_fault(engine: str) -> None:
-    """Inputs so large that BatchNorm's variance overflows, while the update, divided by it, is finite."""
+    """The inputs are so large that BatchNorm's variance overflows. The update is divided by it and stays finite."""
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.Linear(12, 11))
@@ -165,7 +164,7 @@ def test_statistics_that_are_not_finite_are_a_fault(engine: str) -> None:
 
 
 @every_engine
-def test_too_few_answers_stop_the_run_and_it_can_go_on(tmp_path: Path, engine: str) -> None:
+def test_too_few_answers_stop_the_run_and_it_can_be_resumed(tmp_path: Path, engine: str) -> None:
     train(engine, rounds=1, out=tmp_path, min_clients=N)
     bad = times(float("nan"))
     with pytest.raises(fk.RoundError, match="5 of 6 clients answered, min_clients is 6") as info:
@@ -181,7 +180,7 @@ def test_too_few_answers_stop_the_run_and_it_can_go_on(tmp_path: Path, engine: s
     assert [row["round"] for row in run.history] == [0, 1, 2]
 
 
-def test_a_smaller_min_clients_lets_the_run_go_on(tmp_path: Path) -> None:
+def test_a_run_resumes_with_a_smaller_min_clients(tmp_path: Path) -> None:
     bad = times(float("nan"))
     with pytest.raises(fk.RoundError):
         train(loss=bad, out=tmp_path, min_clients=N)
@@ -199,7 +198,7 @@ def test_no_answer_at_all(engine: str) -> None:
 
 
 def test_a_failing_warm_up_starts_again(tmp_path: Path) -> None:
-    """Before the warm-up is complete there is nothing to go on from."""
+    """There is no checkpoint to resume from before the warm-up is complete."""
 
     def go(**kw: Any) -> fk.Run:
         options = {"rounds": 2, "cohort": 3, "progress": False, "engine": "sequential", "out": tmp_path, "resume": True}
@@ -216,15 +215,15 @@ def test_a_failing_warm_up_starts_again(tmp_path: Path) -> None:
     assert torch.equal(go().params, go(out=None, resume=False).params)
 
 
-def test_a_warm_up_in_which_everybody_fails_ends_soon_and_says_why() -> None:
+def test_a_warm_up_in_which_all_clients_fail_ends_soon_and_says_why() -> None:
     calls = []
 
     def broken(output: Tensor, target: Tensor) -> Tensor:
         calls.append(1)
-        raise ArithmeticError("a slip in the loss")
+        raise ArithmeticError("a mistake in the loss")
 
     fed = fk.Federation.from_arrays([(FED[i % N].x, FED[i % N].y) for i in range(60)])
-    with pytest.raises(fk.RoundError, match=r"0 of 10 clients answered.*a slip in the loss") as info:
+    with pytest.raises(fk.RoundError, match=r"0 of 10 clients answered.*a mistake in the loss") as info:
         fk.train(net, fed, "padamfed", rounds=1, cohort=2, loss=broken, engine="sequential", progress=False)
     assert isinstance(info.value.__cause__, ArithmeticError)
     assert len(calls) <= 12
@@ -232,8 +231,8 @@ def test_a_warm_up_in_which_everybody_fails_ends_soon_and_says_why() -> None:
 
 @pytest.mark.parametrize("cohort", [1, 3])
 @pytest.mark.parametrize("method", ["padamfed", "fafed"])
-def test_who_fails_in_the_warm_up_is_named_and_stops_nobody(method: str, cohort: int) -> None:
-    """Whatever part of the clients is visited at a time: with one at a time, the bad one's part is empty."""
+def test_a_client_that_fails_in_the_warm_up_is_named_and_stops_no_other(method: str, cohort: int) -> None:
+    """The warm-up visits some clients at a time. With one at a time, the part of the bad client is empty."""
     options = {"rounds": 2, "progress": False, "engine": "sequential", "loss": raises, "min_clients": cohort}
     algo = fk.algorithm(method, **({"allow_partial": True} if method == "fafed" else {}))
     run = fk.train(net, FED, algo, cohort=[REST[:cohort], REST[-cohort:]], **options)
@@ -245,7 +244,7 @@ def test_who_fails_in_the_warm_up_is_named_and_stops_nobody(method: str, cohort:
 
 
 def test_the_last_part_of_a_warm_up_may_be_empty() -> None:
-    """FAFED moves the model when everybody was asked, whoever answered last."""
+    """FAFED moves the model after the last part of the warm-up, even if no client of that part answered."""
     order = [*REST, BAD]
     fed = fk.Federation.from_arrays([(FED[i].x, FED[i].y) for i in order])
     options = {"rounds": 1, "progress": False, "engine": "sequential", "local_steps": 2, "batch_size": None}
@@ -256,8 +255,8 @@ def test_the_last_part_of_a_warm_up_may_be_empty() -> None:
     assert not torch.equal(run.server.m, whole.server.m)
 
 
-def test_what_is_too_large_to_be_copied_is_not_searched_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GradMA's memory of displacements has a hundred times the size of the model; its rows were checked as uploads."""
+def test_large_owned_fields_are_not_checked_for_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GradMA's memory is a hundred times as large as the model. Its rows were already checked when they were uploads."""
     looked: list[tuple[str, ...]] = []
     monkeypatch.setattr(loop, "check_finite", lambda new, without: looked.append(tuple(set(new._fields) - set(without))))
     fk.train(net, FED, "gradma", rounds=1, cohort=3, engine="sequential", progress=False)
@@ -267,8 +266,8 @@ def test_what_is_too_large_to_be_copied_is_not_searched_either(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_server_that_loses_its_numbers_is_told_at_once(tmp_path: Path, engine: str) -> None:
-    """Pixels that are always 0 have no gradient: 0 / 0 with nothing added to the root."""
+def test_a_server_result_that_is_not_finite_stops_the_run(tmp_path: Path, engine: str) -> None:
+    """Pixels that are always 0 have a zero gradient: with nothing added to the root, the step is 0 / 0."""
     algo = fk.algorithm("fedadam", tau=0.0)
     with pytest.raises(fk.RoundError, match="fedadam, round 0, server: NotFinite: x is not finite"):
         fk.train(net, FED, algo, rounds=3, cohort=3, engine=engine, progress=False, out=tmp_path)
@@ -278,7 +277,7 @@ def test_a_server_that_loses_its_numbers_is_told_at_once(tmp_path: Path, engine:
 
 @pytest.mark.parametrize("name", ["mime", "mimelite", "mime-lamb"])
 def test_a_failure_between_the_two_exchanges_of_a_round(tmp_path: Path, name: str) -> None:
-    """The survey of round 1 succeeds, its local steps do not: the checkpoint must be from before the survey."""
+    """In round 1 the survey succeeds and the local steps fail. The checkpoint must be from before the survey."""
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
         if bool((target == MARK).any()) and len(target) <= 25:
@@ -310,7 +309,7 @@ def test_a_failing_evaluation_is_a_round_error() -> None:
 
 
 def test_round_errors_survive_pickling() -> None:
-    """Sweeps run in process pools; an exception that cannot be unpickled breaks the pool."""
+    """Sweeps run in process pools, and an exception that cannot be unpickled breaks the pool."""
     import pickle
 
     error = pickle.loads(pickle.dumps(fk.RoundError("fedavg", 3, 7, "client", "why")))
@@ -329,7 +328,7 @@ def in_worker() -> bool:
 
 
 def once(marker: Path) -> bool:
-    """True for the first process that asks."""
+    """True for the first process that calls it."""
     try:
         marker.touch(exist_ok=False)
     except FileExistsError:
@@ -354,7 +353,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(tmp_path: Path, workers: 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_workers_killed_from_outside_change_nothing(seed: int) -> None:
-    """At two random moments: idle, between two clients or in one."""
+    """At two random moments: while idle, between two clients, or during a client."""
     rng = random.Random(seed)
     killed = []
     stop = threading.Event()
@@ -388,7 +387,7 @@ def test_idle_workers_killed_between_rounds(workers: int) -> None:
     assert sum(row["dropped"] for row in run.history) == 0
 
 
-def test_a_machine_on_which_no_worker_can_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_on_which_every_worker_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tickets, "draw", lambda self: os._exit(7))  # before it begins a client
     with pytest.raises(fk.RoundError, match=r"0 of 6 clients answered.*workers died.*exit code 7"):
         train("processes")
@@ -396,7 +395,7 @@ def test_a_machine_on_which_no_worker_can_live(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("S", [1, 2, 3, 10, 100])
-def test_portions_hold_every_client_once_and_leave_enough_to_share(S: int, workers: int) -> None:
+def test_portions_hold_every_client_once_and_keep_all_workers_busy(S: int, workers: int) -> None:
     tasks = [
         StoredTask(ClientTask("client", 0, 7 * position, 1 + position % 4, {}, position), None, None)
         for position in range(S)
@@ -456,7 +455,7 @@ def test_a_slow_client_is_dropped(workers: int) -> None:
 
 
 def test_slow_clients_within_the_limit_are_not_dropped() -> None:
-    """The limit is for one client: those that wait behind it in a worker's queue have all of it left."""
+    """The limit is for one client. Time in a worker's queue does not count."""
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
         time.sleep(0.25)
@@ -522,7 +521,7 @@ def test_ctrl_c_in_the_middle_of_a_round_is_quick(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_workers_die_with_the_driver(tmp_path: Path, busy: bool) -> None:
-    """Also one that is in the middle of a long client: it would write to client memory that a resumed run uses."""
+    """Also a worker that runs a long client. Otherwise it would write to client memory that a resumed run uses."""
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
         if busy and os.getpid() not in driver:
@@ -547,7 +546,7 @@ def test_workers_die_with_the_driver(tmp_path: Path, busy: bool) -> None:
         assert until(lambda: not any(map(alive, workers)), seconds=5)
 
 
-def test_what_cannot_be_pickled_is_fine_in_workers() -> None:
+def test_workers_accept_what_cannot_be_pickled() -> None:
     lock, seen = threading.Lock(), []
 
     class Local(nn.Module):
@@ -568,7 +567,7 @@ def test_what_cannot_be_pickled_is_fine_in_workers() -> None:
 
 
 def test_threads_of_the_caller_do_not_hang_the_workers() -> None:
-    """Forked after the caller's own parallel torch code, with threads that a fork does not copy."""
+    """The caller has run parallel torch code before, and a fork does not copy its threads."""
     script = """
 import torch
 torch.set_num_threads(2)
@@ -583,7 +582,7 @@ assert torch.get_num_threads() == 2
 
 
 def test_training_in_a_thread() -> None:
-    """The kernel ends workers with the thread that forked them, and that one lives as long as the run."""
+    """The kernel ends workers together with the thread that forked them. That thread lives as long as the run."""
     runs: list[fk.Run] = []
     thread = threading.Thread(target=lambda: runs.append(train("processes")))
     thread.start()
@@ -607,7 +606,7 @@ def test_timeout_must_be_positive(timeout: float) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB, where that is allowed."""
+    """A file system of 2 MB, if this user may mount one."""
     place = tmp_path / "disk"
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)], capture_output=True).returncode:
@@ -624,10 +623,10 @@ def fill(disk: Path) -> None:
 
 @pytest.mark.parametrize("share", [1e9, 1e-9], ids=["checkpoints", "no checkpoints"])
 @one_by_one
-def test_a_full_disk_stops_the_run_and_it_can_go_on(
+def test_a_full_disk_stops_the_run_and_it_can_be_resumed(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, engine: str, share: float
 ) -> None:
-    """Full after round 2: with frequent checkpoints one of them fails, without them client memory or the metrics."""
+    """The disk is full after round 2. With frequent checkpoints one of them fails, otherwise client memory or metrics."""
     monkeypatch.setattr(loop, "CHECKPOINT_SHARE", share)
     monkeypatch.setattr("fedkeel.engine.state.store.CHUNK", 4)
     out = small_disk / "run"
@@ -654,7 +653,7 @@ def test_a_full_disk_stops_the_run_and_it_can_go_on(
 
 
 def test_no_room_for_the_client_memory(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reserved before it is written: a full disk under mapped memory would kill the process (SIGBUS)."""
+    """Space is reserved before it is written. Otherwise a full disk under mapped memory would kill the process (SIGBUS)."""
     big = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 600), nn.Linear(600, 11))  # noqa: E731
     with pytest.raises(StorageError, match=r"cannot write .*clients\.bin: No space left"):
         train(model=big, out=small_disk / "run", cohort=3, dtype=torch.float32)
@@ -662,7 +661,7 @@ def test_no_room_for_the_client_memory(small_disk: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("call", range(8))
 def test_a_write_that_fails_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
-    """The same without a small disk: from some moment on nothing reaches the platter."""
+    """The same without a small disk: from some moment on, every write fails."""
     train(rounds=2, out=tmp_path, cohort=ALL)
     calls = []
     with monkeypatch.context() as broken:
@@ -717,7 +716,7 @@ def test_a_read_only_file_system(small_disk: Path) -> None:
             train(out=out, resume=True)
 
 
-def test_things_in_the_way_of_the_files(tmp_path: Path) -> None:
+def test_folders_in_place_of_the_files(tmp_path: Path) -> None:
     for name in ("checkpoint.safetensors.part", "config.toml.part", "clients.bin"):
         out = tmp_path / name
         (out / name).mkdir(parents=True)

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.engine import seeding
-from fedkeel.engine.metric_names import METRIC_NAMES, check_metrics
-from fedkeel.engine.metrics import METRICS
+from fedkeel.engine import seeding, settings
+from fedkeel.engine.metrics import METRICS, check_defined
 from fedkeel.engine.train import make_flat
 
 N, D, CLASSES = 5, 4, 3
@@ -81,7 +80,7 @@ def test_the_dual_of_fedpd_tracks_the_opposite_of_the_gradient(task):
 
 
 def test_consistency_and_drift(task):
-    """With server_lr = 1 x' is the mean of the local models, which one-client runs from the same x give one by one."""
+    """With server_lr = 1, x' is the mean of the local models. Runs of one client from the same x give these models."""
     run = train(task, "fedavg", ["consistency", "drift"], rounds=1)
     start = make_flat(model, 1, "cpu", None).vector().numpy()
     cohort = seeding.sample(1, 0, N, 3)
@@ -97,7 +96,7 @@ def test_consistency_and_drift(task):
 
 
 def test_quadratic_program(task):
-    """Two rounds of two clients each with a memory of four: all that the projection sees is known."""
+    """Two rounds of two clients, with a memory of four clients: so the test knows all inputs of the projection."""
     cohorts = [[0, 1], [2, 3]]
     algorithm = fk.algorithm("gradma-s", lr=0.5, beta1=0.5, beta2=0.5, memory=4)
     one, two = (train(task, algorithm, ["qp"], rounds=t, cohort=cohorts) for t in (1, 2))
@@ -120,7 +119,7 @@ def test_every_engine_gives_the_same_measurements(task, engine):
         assert rows[0][key] == pytest.approx(rows[1][key], rel=1e-9)
 
 
-def test_measured_when_evaluated_and_training_is_not_disturbed(task):
+def test_measurements_happen_at_evaluations_and_do_not_change_training(task):
     names = ["train", "gradient_norm", "consistency", "drift"]
     run, plain = train(task, "fedavg", names, rounds=4, evaluate_every=2), train(task, "fedavg", [], rounds=4)
     assert ["gradient_norm" in row for row in run.history] == [False, True, False, True]
@@ -137,20 +136,20 @@ def test_measured_when_evaluated_and_training_is_not_disturbed(task):
         ("mifam", "qp", "'qp' is not defined for mifam"),
         ("mifa", "drift", "'drift' is not defined for mifa"),
         ("fedsgd", "consistency", "it does not upload dx"),
-        ("domo", "drift", "it does not upload dx"),  # but the way from where it began, which is not the global model
-        ("fedpd", "drift", "it does not upload dx"),  # but another point than its local model
+        ("domo", "drift", "it does not upload dx"),  # but the displacement from its start, which is not the global model
+        ("fedpd", "drift", "it does not upload dx"),  # but a point that is not its local model
     ],
 )
-def test_what_a_method_does_not_have(task, algorithm, metric, words):
+def test_a_measurement_that_a_method_lacks_is_refused(task, algorithm, metric, words):
     with pytest.raises(ValueError, match=words):
         train(task, algorithm, [metric])
 
 
 @pytest.mark.parametrize("algorithm", ["padamfed", "gradma", "vrl-sgd"])
-def test_a_method_is_asked_before_it_knows_the_run(algorithm):
-    """Its fields that depend on the run are still empty, as where a study is checked."""
-    check_metrics(["drift"], fk.algorithm(algorithm))
+def test_measurements_are_checked_before_a_method_is_planned(algorithm):
+    """The fields that depend on the run are still empty, as when a study file is checked."""
+    check_defined(["drift"], fk.algorithm(algorithm))
 
 
-def test_every_name_has_its_measurement() -> None:
-    assert tuple(METRICS) == METRIC_NAMES
+def test_every_metric_name_has_a_measurement() -> None:
+    assert tuple(METRICS) == settings.METRICS

@@ -1,4 +1,4 @@
-"""Clients on a Ray cluster: the bits of sequential, whatever happens to workers and nodes."""
+"""Clients on a Ray cluster give the bits of `sequential`, whatever happens to workers and nodes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_an_address_is_for_ray_only() -> None:
 
 
 @pytest.mark.parametrize("option", ["--jobs=2", "--tensorboard=x"])
-def test_what_a_study_on_ray_cannot_do_is_refused(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_settings_of_a_study_on_ray_are_refused(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["compare", "--algorithms", "fedavg", "--ray", "local", option, "--out", str(tmp_path / "x")])
     assert end.value.code == 2
@@ -82,19 +84,19 @@ def cluster() -> Iterator[Any]:
     """One node with two cores, which all tests share."""
     from ray.cluster_utils import Cluster
 
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # nothing is sent; not behind all others
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # no usage statistics; not at low priority
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     made.idle = []  # for `warm`
     disconnect = engine.connect(made.address)
     yield made
     disconnect()
     made.shutdown()
-    gc.collect()  # here, where it is known that Ray leaves files open, and not in another test
+    gc.collect()  # warnings about files that Ray leaves open belong to this test, not to a later one
 
 
 @pytest.fixture
 def free(cluster: Any) -> Any:
-    """The cluster with nobody on it; nodes that a test killed are known to be dead."""
+    """The cluster without running work. Ray knows by now that nodes killed by a test are dead."""
     while cluster.idle:
         ray.kill(cluster.idle.pop())
     until(lambda: sum(node["Alive"] for node in ray.nodes()) == 1, seconds=60)
@@ -103,7 +105,7 @@ def free(cluster: Any) -> Any:
 
 @pytest.fixture
 def warm(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that serve one run after the other: starting a process takes longer than a small run."""
+    """Workers that all runs share, because starting a process takes longer than a small run."""
     idle: list[Any] = cluster.idle
 
     def start(self: engine.Ray) -> engine.Worker:
@@ -124,7 +126,7 @@ def test_the_bits_of_sequential(warm: None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", fk.algorithms())
 def test_every_method_has_the_bits_of_sequential(warm: None, name: str) -> None:
-    """Four rounds: in the first one clients are sent one by one, later all that a worker gets in one call."""
+    """Four rounds: in the first, clients are sent one by one; later a worker gets all its clients in one call."""
     same(test_engines.train(name, rounds=4), test_engines.train(name, "ray", rounds=4, workers=2))
 
 
@@ -153,7 +155,7 @@ def test_other_memory_formats_and_precisions(warm: None, settings: dict[str, Any
 
 
 @pytest.mark.slow
-def test_a_run_goes_from_one_engine_to_the_other(warm: None, tmp_path: Path) -> None:
+def test_a_run_resumes_on_another_engine(warm: None, tmp_path: Path) -> None:
     test_faults.train("ray", rounds=1, out=tmp_path)
     test_faults.train("sequential", rounds=2, out=tmp_path, resume=True)
     run = test_faults.train("ray", out=tmp_path, resume=True)
@@ -249,7 +251,7 @@ def test_a_node_that_dies_in_the_middle_of_a_round_changes_nothing(free: Any, tm
     free.wait_for_nodes()
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
-        """The first client after round 1 says where it is, and does not come to an end."""
+        """The first client after round 1 writes which node it is on, and never ends."""
         if (tmp_path / "armed").exists() and not list(tmp_path.glob("node-*")):
             (tmp_path / f"node-{ray.get_runtime_context().get_node_id()}").touch()
             time.sleep(300)
@@ -282,7 +284,7 @@ def test_a_node_that_dies_in_the_middle_of_a_round_changes_nothing(free: Any, tm
 
 
 @pytest.mark.slow
-def test_what_cannot_be_sent_is_an_error_before_work_starts(free: Any) -> None:
+def test_what_cannot_be_sent_is_refused_before_work_starts(free: Any) -> None:
     lock = threading.Lock()
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -311,17 +313,17 @@ assert not ray.is_initialized()
 @pytest.mark.parametrize("where", ["local", "joined"])
 def test_a_script_with_lambdas_prints_nothing(free: Any, where: str) -> None:
     address = "local" if where == "local" else free.address
-    told = subprocess.run([sys.executable, "-c", ALONE, address], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
-    assert len([node for node in ray.nodes() if node["Alive"]]) == 1  # the one that was there is left as it is
+    ended = subprocess.run([sys.executable, "-c", ALONE, address], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert len([node for node in ray.nodes() if node["Alive"]]) == 1  # the cluster that ran before still runs
 
 
 @pytest.mark.slow
-def test_an_address_where_nobody_is() -> None:
+def test_an_address_without_a_cluster() -> None:
     script = "from fedkeel.engine.ray import connect; connect('127.0.0.1:1')"
-    told = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
     error = "ValueError: ray_address = '127.0.0.1:1': no cluster can be used there: ConnectionRefusedError"
-    assert told.stderr.splitlines()[-1].startswith(error)
+    assert ended.stderr.splitlines()[-1].startswith(error)
 
 
 def test_another_cluster_than_the_one_of_this_process(free: Any) -> None:
@@ -339,7 +341,7 @@ def test_another_cluster_than_the_one_of_this_process(free: Any) -> None:
         ({"CPU": 8.0, "GPU": 2.0}, (10, None, "cpu"), (8, 1, 0)),
     ],
 )
-def test_what_workers_ask_for(monkeypatch: pytest.MonkeyPatch, total: Any, asked: Any, expected: Any) -> None:
+def test_the_resources_of_workers(monkeypatch: pytest.MonkeyPatch, total: Any, asked: Any, expected: Any) -> None:
     monkeypatch.setattr(ray, "cluster_resources", lambda: total)
     count, options = engine.resources(*asked)
     assert (count, options["num_cpus"], options["num_gpus"]) == expected
@@ -351,7 +353,7 @@ def test_what_workers_ask_for(monkeypatch: pytest.MonkeyPatch, total: Any, asked
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_whole_runs(free: Any, tmp_path: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nodes do not see the directories of the driver, the results are sent; a run that fails stops no other."""
+    """Nodes that do not see the driver's directories send their results. A run that fails does not stop the others."""
     from fedkeel.engine.state import directory
     from fedkeel.runs import from_config
     from fedkeel.study.running import ray_runs

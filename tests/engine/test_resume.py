@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import lookup
 from fedkeel.engine import loop
 from tests.processes import children, forked, kill, until
 from tests.tasks import digits_fed, same_record, small_net
@@ -37,7 +37,7 @@ def train(name: str = "scaffold", **kw: Any) -> fk.Run:
 
 
 def same(a: fk.Run, b: fk.Run) -> None:
-    """Bit-equal in everything but the time that rounds took."""
+    """Bit-equal in everything except the duration of rounds."""
     assert torch.equal(a.params, b.params)
     assert same_record(a.server, b.server)
     assert all(same_record(a.clients[i], b.clients[i]) for i in range(len(FED)))
@@ -58,8 +58,8 @@ def next_round(out: Path) -> int:
 
 
 def killed_run(out: Path, name: str, kills: int, most: int, share: float, seconds: float, **kw: Any) -> list[int]:
-    """Starts a run with two workers again and again, and kills it in its first rounds (at `most` so many) at a random
-    moment of a round, which takes about so many seconds -> the rounds from which it will go on."""
+    """Starts a run with two workers again and again, and kills it each time: after up to `most` more rounds, at a
+    random moment of the next `seconds`, about one round. Returns the rounds from which it will resume."""
     rng = random.Random(name)
     reached = []
 
@@ -74,10 +74,10 @@ def killed_run(out: Path, name: str, kills: int, most: int, share: float, second
         enough = (reached[-1] if reached else 0) + rng.randint(0, most)
         with forked(work) as child:
             assert until(lambda: children(child.pid))
-            assert until(lambda: rounds() >= enough, seconds=60)
+            assert until(lambda enough=enough: rounds() >= enough, seconds=60)
             time.sleep(rng.uniform(0.0, seconds))
             assert child.is_alive(), "too late: the run was over"
-            kill(child)  # and go on at once, whatever its workers are doing
+            kill(child)  # resume at once, whatever its workers are doing
         reached.append(next_round(out) if (out / CHECKPOINT).exists() else 0)
     return reached
 
@@ -106,12 +106,12 @@ def test_ten_kills(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_ten_kills_with_rare_checkpoints(tmp_path: Path) -> None:
-    """Many rounds between two checkpoints: slots are used again and again, but never those of the last checkpoint."""
+    """Many rounds between two checkpoints: slots are reused, but never those of the last checkpoint."""
     check_kills(tmp_path / "run", "scaffold", kills=10, rounds=200, most=15, share=0.1)
 
 
 def test_a_kill_before_the_first_checkpoint(tmp_path: Path) -> None:
-    """In the warm-up: the directory holds a client memory that belongs to nothing."""
+    """During the warm-up: the directory holds client memory but no checkpoint."""
 
     def stall(row: dict[str, Any]) -> None:
         raise AssertionError("no round was to be reached")
@@ -136,7 +136,7 @@ def test_a_kill_before_the_first_checkpoint(tmp_path: Path) -> None:
 
 
 def stopped(out: Path, name: str = "scaffold", **kw: Any) -> None:
-    """A run that ends with an exception after round 2, with a checkpoint of every round before."""
+    """A run that ends with an exception after round 2, with a checkpoint after every round."""
 
     def stop(row: dict[str, Any]) -> None:
         if row["round"] == 2:
@@ -165,7 +165,7 @@ def test_vectorized_resumes_with_the_same_bits(tmp_path: Path, name: str) -> Non
 
 
 def test_resume_with_another_engine(tmp_path: Path) -> None:
-    """Who runs the clients is not part of a run's identity, where the bits are the same."""
+    """Engines with the same bits can replace each other in a resumed run."""
     stopped(tmp_path, engine="processes", workers=3)
     same(train(engine="sequential", out=tmp_path, resume=True), train())
 
@@ -195,7 +195,7 @@ def test_resume_extends_the_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 6
 
 
-def test_what_the_caller_does_with_records_does_not_reach_the_disk(tmp_path: Path) -> None:
+def test_changes_of_records_by_the_caller_do_not_reach_the_disk(tmp_path: Path) -> None:
     run = train(rounds=3, out=tmp_path)
     for client in run.clients.values():
         if client is not None:
@@ -221,8 +221,8 @@ def test_resume_without_a_checkpoint_starts_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized", "processes"])
 @pytest.mark.parametrize("name", ["gradma", "gradma-w", "scaffold"])
-def test_first_weights_are_those_of_the_first_call(tmp_path: Path, name: str, engine: str) -> None:
-    """A script that makes its model anew has other weights when it goes on; new clients still begin from the old ones."""
+def test_a_resumed_run_keeps_the_initial_weights_of_the_first_call(tmp_path: Path, name: str, engine: str) -> None:
+    """A script may make its model with other weights when it resumes. New clients still start from the old weights."""
 
     def net(seed: int) -> nn.Module:
         with torch.random.fork_rng():
@@ -234,7 +234,7 @@ def test_first_weights_are_those_of_the_first_call(tmp_path: Path, name: str, en
     same(train(name, model=net(1), resume=True, **options), train(name, model=net(0), **(options | {"out": None})))
 
 
-def test_what_theory_fills_in_is_told_as_such(tmp_path: Path) -> None:
+def test_the_error_says_which_values_come_from_theory(tmp_path: Path) -> None:
     train("padamfed", out=tmp_path)
     with pytest.raises(ValueError, match=r"resume: lr is .* by the method's theory: rounds, clients"):
         train("padamfed", out=tmp_path, resume=True, rounds=9)
@@ -289,7 +289,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("change", "message"), [case[1:] for case in CHANGES], ids=[case[0] for case in CHANGES])
-def test_a_changed_run_is_refused_and_the_old_one_can_still_go_on(
+def test_changed_settings_are_refused_and_the_old_run_still_resumes(
     tmp_path: Path, finished: Path, change: dict[str, Any], message: str
 ) -> None:
     out = tmp_path / "run"
@@ -347,7 +347,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, finished: P
 
 
 @pytest.mark.parametrize("damage", ["deleted", "cut", "of another run"])
-def test_client_memory_that_is_gone_is_not_replaced_by_zeros(tmp_path: Path, finished: Path, damage: str) -> None:
+def test_lost_client_memory_is_not_replaced_by_zeros(tmp_path: Path, finished: Path, damage: str) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     memory = out / "clients.bin"

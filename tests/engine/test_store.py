@@ -1,4 +1,4 @@
-"""Client memory against a dictionary: whatever is staged, committed and discarded, nothing that is needed is lost."""
+"""Client memory against a dictionary: no order of staging, committing and discarding loses a needed record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def value(memory: Memory) -> int:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The store beside a plain dictionary of what clients hold now, and one of what the last checkpoint holds."""
+    """The store, a dictionary of the clients' current records, and a dictionary of those in the last checkpoint."""
 
     @initialize(on_disk=st.booleans())
     def start(self, on_disk: bool) -> None:
@@ -114,7 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def slots_are_not_lost(self) -> None:
-        """Every slot is live, staged, needed by the checkpoint or free, and no more exist than that takes."""
+        """Every slot is live, staged, needed by the checkpoint or free, and there are no more slots than needed."""
         staged = {slot for slot, _ in self.staged.values()}
         known = set(self.store.live.values()) | staged | self.store.pinned | set(self.store.free)
         assert known >= set(range(self.store.fresh))
@@ -161,7 +161,7 @@ def test_a_new_file_reads_what_the_old_one_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["deleted", "replaced", "cut", "emptied"])
-def test_another_file_is_not_taken_for_the_client_memory(tmp_path: Path, damage: str) -> None:
+def test_a_foreign_file_is_not_used_as_client_memory(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "clients.bin"
     index = saved_store(path)
     content = path.read_bytes()
@@ -171,7 +171,7 @@ def test_another_file_is_not_taken_for_the_client_memory(tmp_path: Path, damage:
         saved_store(path)
     if damage in ("cut", "emptied"):
         path.write_bytes(content[:100] if damage == "cut" else b"")
-    for _ in range(2):  # the first attempt must not make the second one succeed
+    for _ in range(2):  # the first attempt must not make the second attempt succeed
         with pytest.raises(ValueError, match=r"clients\.bin is not the client memory"):
             Store(record(-1), N, S, path).restore(index)
     path.write_bytes(content)
@@ -181,7 +181,7 @@ def test_another_file_is_not_taken_for_the_client_memory(tmp_path: Path, damage:
 
 
 def test_a_run_with_other_records_does_not_touch_the_file(tmp_path: Path) -> None:
-    """A resume with the wrong model is refused after the store was made: the file must still be whole then."""
+    """A resume with the wrong model is refused after the store was opened. The file must still be intact."""
     path = tmp_path / "clients.bin"
     index = saved_store(path)
     before = path.read_bytes()
@@ -218,8 +218,8 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.Monk
         store.stage()
 
 
-def test_room_for_those_who_take_part(tmp_path: Path) -> None:
-    """Of many registered clients, a run has room for those whom its rounds can see, and for more if it goes on."""
+def test_room_is_reserved_for_the_clients_that_can_take_part(tmp_path: Path) -> None:
+    """A run reserves room for the clients that its rounds can reach, and for more if it is extended."""
     fed = fk.Federation.from_arrays([(torch.randn(2, 3), torch.tensor([0, 1]))] * 500)
     sizes = []
     for rounds in (1, 40):

@@ -1,4 +1,4 @@
-"""Models, losses and labels as users have them, which the engines must all take alike, or refuse."""
+"""Unusual models, losses and labels: all engines give the same result, or refuse them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LOSSES = {
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("algorithm", ["fedavg", "mime", "fedsps", "fedmlb"])
 @pytest.mark.parametrize("batch_size", [8, None])
-def test_a_loss_that_is_no_mean_over_samples(loss: str, algorithm: str, batch_size: int | None) -> None:
+def test_a_loss_that_is_not_a_mean_over_samples(loss: str, algorithm: str, batch_size: int | None) -> None:
     runs = [
         train(mlp, algorithm=algorithm, loss=LOSSES[loss], batch_size=batch_size, engine=e)
         for e in ("sequential", "vectorized")
@@ -81,7 +81,7 @@ def test_a_loss_that_cannot_be_trained_is_refused_before_any_work(loss: Any, why
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_loss_that_is_one_number_for_two_samples_only(engine: str) -> None:
+def test_a_loss_that_is_one_number_only_for_two_samples(engine: str) -> None:
     def loss(output: Tensor, y: Tensor) -> Tensor:
         each = functional.cross_entropy(output, y, reduction="none")
         return each.mean() if len(y) == 2 else each
@@ -107,7 +107,7 @@ def test_a_loss_that_fails_on_two_samples_may_be_right_for_more() -> None:
 
 
 def test_a_full_gradient_leaves_no_sample_alone() -> None:
-    """1025 samples are one more than are taken at a time, and BatchNorm refuses a sample alone."""
+    """1025 samples are one more than a forward pass takes, and BatchNorm refuses a single sample."""
     torch.manual_seed(0)
     fed = fk.Federation.from_arrays([(torch.randn(1025, D).double(), torch.randint(0, CLASSES, (1025,)))])
     model = nn.Sequential(nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
@@ -149,7 +149,7 @@ class Twice(nn.Module):
 
 
 class Tied(nn.Module):
-    """The same weights in two layers, one of which is there twice."""
+    """Two layers share their weights, and one of the layers occurs twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def test_tied_weights(algorithm: str) -> None:
 
 
 class Centre(nn.Module):
-    """Puts a new tensor in the place of its buffer in every pass."""
+    """Replaces its buffer by a new tensor in every pass."""
 
     centre: Tensor
 
@@ -213,7 +213,7 @@ def test_a_buffer_that_is_replaced(engine: str) -> None:
     torch.testing.assert_close(runs[0].model.centre, runs[1].model.centre, rtol=1e-9, atol=1e-12)
 
 
-def test_other_frozen_weights_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_other_frozen_weights(tmp_path: Path) -> None:
     def made(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         model = mlp()
@@ -266,7 +266,7 @@ def test_one_output_has_no_accuracy() -> None:
 
 @pytest.mark.parametrize("algorithm", ["mime", "mimelite", "fedavg"])
 @pytest.mark.parametrize("inputs", [5, 13, 61])
-def test_where_samples_lie_does_not_matter(algorithm: str, inputs: int) -> None:
+def test_the_place_of_samples_in_an_array_does_not_matter(algorithm: str, inputs: int) -> None:
     """A client's data in the middle of an array, or alone on its machine: the same bits."""
     data = [(torch.randn(n, inputs), torch.randint(0, CLASSES, (n,))) for n in SIZES]
     fed, moved = fk.Federation.from_arrays(data), fk.Federation.from_arrays(data)
@@ -348,13 +348,13 @@ def test_an_engine_has_a_name(engine: Any) -> None:
         train(mlp, engine=engine)
 
 
-def test_going_on_needs_a_directory() -> None:
+def test_resume_needs_a_directory() -> None:
     with pytest.raises(ValueError, match=r"^resume = True is not allowed without out"):
         train(mlp, resume=True)
 
 
 def test_settings_of_numpy(tmp_path: Path) -> None:
-    """They are kept as Python's own numbers, so that a run goes on with either."""
+    """They are stored as Python numbers, so a run resumes with either kind."""
     half, two = np.float32(0.5), np.int64(2)
     ours = {"weight_decay": half, "lr_decay": half, "clip": two, "local_epochs": two, "seed": np.uint64(2)}
     ours |= {"batch_size": np.int16(8), "rounds": np.int32(2), "min_clients": np.int8(1)}
@@ -376,24 +376,24 @@ class Shift:
 
 
 @pytest.mark.parametrize("prepare", [functools.partial(scaled, factor=2.0), Shift()])
-def test_a_run_that_is_kept_takes_any_function_of_its_data(prepare: Any, tmp_path: Path) -> None:
+def test_a_run_with_a_directory_takes_any_function_that_prepares_data(prepare: Any, tmp_path: Path) -> None:
     fed = clients()
     fed.prepare = prepare
     train(mlp, fed, out=tmp_path, rounds=2)
     close(train(mlp, fed, out=tmp_path, resume=True), train(mlp, fed))
 
 
-def test_dropped_clients_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """The third client has one sample in its last batch, of which nothing can be normalised."""
+def test_dropped_clients_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last batch of the third client has one sample, and BatchNorm cannot normalise a single sample."""
     model = nn.Sequential(nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)).double()
     data = [(torch.randn(n, D).double(), torch.randint(0, CLASSES, (n,))) for n in (16, 24, 9)]
     fk.train(model, fk.Federation.from_arrays(data), "fedavg", rounds=2, cohort=3, batch_size=8, engine="sequential")
-    told = "".join(capsys.readouterr().err.split("\n"))
-    assert told.count("round 0, client 2 dropped: ValueError: Expected more than 1 value per channel") == 1
+    printed = "".join(capsys.readouterr().err.split("\n"))
+    assert printed.count("round 0, client 2 dropped: ValueError: Expected more than 1 value per channel") == 1
 
 
 def test_decay_and_clip_act_on_private_layers() -> None:
-    """FedBN against its reference with weight decay; a clip of almost nothing leaves all parameters where they were."""
+    """FedBN against its reference with weight decay. A clip near 0 keeps all parameters where they were."""
     fed, decay = clients(), 0.5
 
     def model() -> nn.Module:
@@ -413,11 +413,11 @@ def test_decay_and_clip_act_on_private_layers() -> None:
     assert (still.clients[0].values[:10] - torch.tensor([1.0] * 5 + [0.0] * 5)).abs().max() < 1e-5
 
 
-# What torch allows and a federation cannot, or can ---------------------------------------------------------------------
+# What torch allows, and a federation may not ---------------------------------------------------------------------
 
 
-def test_a_layer_in_evaluation_mode_stays_so() -> None:
-    """As frozen normalisation of a pretrained model; a model that is in it as a whole is trained all the same."""
+def test_a_layer_in_evaluation_mode_stays_in_it() -> None:
+    """Such as frozen normalisation in a pretrained model. If the whole model is in evaluation mode, it is trained."""
     model = nn.Sequential(nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
     model[1].eval()
     run = train(model, rounds=2)
@@ -432,7 +432,7 @@ def test_a_model_that_was_called_before_and_keeps_what_it_computed() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_sparse_gradients_count_as_others(algorithm: str) -> None:
+def test_sparse_gradients_give_the_same_result_as_dense_ones(algorithm: str) -> None:
     torch.manual_seed(0)
     words = [(torch.randint(0, 9, (12, 4)), torch.randint(0, CLASSES, (12,))) for _ in range(4)]
 

@@ -52,7 +52,7 @@ def finished_run(method: str, task: str, dtype: torch.dtype) -> fk.Run:
 
 
 def tensors_of(run: fk.Run) -> Iterator[tuple[str, Tensor]]:
-    """All that a run leaves: the model with its buffers, the server record and every client record."""
+    """The complete result of a run: the model with its buffers, the server record and every client record."""
     yield "params", run.params
     for name, z in run.model.named_buffers():
         yield f"buffer {name}", z

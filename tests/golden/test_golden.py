@@ -1,4 +1,4 @@
-"""Nothing moved: every method ends with the weights and records that it ended with before.
+"""No numbers changed: every method ends with the same weights and records as before.
 
 On a processor and torch release that are known, the bits are compared. Elsewhere rounding may differ, so the same runs in
 float64 are compared to 1e-6. `python -m tests.golden` writes the files, `--this-machine` only adds digests for yours.

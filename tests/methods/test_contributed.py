@@ -1,4 +1,4 @@
-"""Methods as contributors write them: what the engines make of unusual ones, and what they say to wrong ones."""
+"""Methods as contributors write them: unusual ones work in all engines, wrong ones are refused with a clear error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedkeel as fk
-from fedkeel.core import registry
+from fedkeel.core import algorithm as registry
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
 from fedkeel.rules.tracking import pick
@@ -44,7 +44,7 @@ class Survey(NamedTuple):
 
 
 class Plain(Algorithm):
-    """FedAvg with a record that nobody needs."""
+    """FedAvg with a record that has no use."""
 
     lr: float
 
@@ -63,7 +63,7 @@ class Plain(Algorithm):
 
 @pytest.fixture(autouse=True)
 def others() -> Iterator[None]:
-    """The method of a test is gone afterwards."""
+    """Removes the method of a test from the registry afterwards."""
     yield
     registry.registered.pop("contributed", None)
 
@@ -148,7 +148,7 @@ def test_a_server_record_keeps_its_form(server: Any, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
 @pytest.mark.parametrize("what", ["x", "u"])
-def test_what_is_not_the_clients_own_must_not_change(what: str, engine: str) -> None:
+def test_a_client_must_not_change_its_inputs(what: str, engine: str) -> None:
     def client(self: Any, down: Any, mem: Any, steps: Any) -> Any:
         up, new = Plain.client(self, down, mem, steps)
         (down.x if what == "x" else mem.u).add_(1)
@@ -158,7 +158,7 @@ def test_what_is_not_the_clients_own_must_not_change(what: str, engine: str) -> 
         train(method(client=client), engine)
 
 
-def test_an_upload_of_another_shape_than_the_others() -> None:
+def test_an_upload_whose_shape_differs_from_the_others() -> None:
     def client(self: Any, down: Any, mem: Any, steps: Any) -> Any:
         up, new = Plain.client(self, down, mem, steps)
         return (Up(up.dx[:1]) if len(steps) == 4 else up), new
@@ -182,7 +182,7 @@ def test_the_error_has_its_cause(engine: str) -> None:
 
 
 class WithSurvey(Plain):
-    """Its `survey_server` must be done once a round."""
+    """Its `survey_server` must run once per round."""
 
     def surveys(self, t: int = 0) -> bool:
         return True
@@ -233,7 +233,7 @@ def test_a_survey_in_every_second_round() -> None:
 
 
 def test_roles_are_those_of_the_survey() -> None:
-    told: dict[str, dict[int, float]] = {}
+    roles: dict[str, dict[int, float]] = {}
 
     def survey(self: Any, down: Any, mem: Any, steps: Any) -> Any:
         if steps.t == 1 and len(steps.everything()[1]) == SIZES[0]:
@@ -242,7 +242,7 @@ def test_roles_are_those_of_the_survey() -> None:
 
     def tell(stage: str) -> Callable[..., Any]:
         def step(self: Any, s: Any, up: Any, r: Any) -> Any:
-            told[stage] = dict(zip(r.ids.tolist(), r.drawn.tracks.tolist(), strict=True))
+            roles[stage] = dict(zip(r.ids.tolist(), r.drawn.tracks.tolist(), strict=True))
             return s
 
         return step
@@ -251,11 +251,11 @@ def test_roles_are_those_of_the_survey() -> None:
     algo = method(WithSurvey, sends="x m", draw=lambda self, rng, ids: {"tracks": pick(rng, len(ids), 2)}, **over)
     for seed in range(3):  # with one seed the same clients might be drawn by chance
         train(algo, seed=seed)
-        assert told["client"] == told["survey"]
-        assert list(told["client"]) == [1, 2, 3]
+        assert roles["client"] == roles["survey"]
+        assert list(roles["client"]) == [1, 2, 3]
 
 
-def test_a_record_of_another_layout_is_not_read(tmp_path: Path) -> None:
+def test_a_record_with_another_layout_is_not_read(tmp_path: Path) -> None:
     train(method(), out=tmp_path / "run")
     other = method(
         init=lambda self, x: (Server(x, x * 0), More(x * 0, x * 0)), client=after(lambda up, new: (up, More(new.u, new.u)))
@@ -271,7 +271,7 @@ def net() -> nn.Module:
 
 @pytest.mark.parametrize("name", ["mime", "mimelite", "scaffold-m-vr", "moon", "fedprox"])
 @pytest.mark.parametrize("stop", [1, 2])
-def test_bits_after_a_resume_do_not_depend_on_where_a_file_had_its_numbers(name: str, stop: int, tmp_path: Path) -> None:
+def test_bits_after_a_resume_do_not_depend_on_alignment_in_the_file(name: str, stop: int, tmp_path: Path) -> None:
     settings = {"model": net, "dtype": torch.float32, "batch_size": 5}
     whole = train(name, rounds=4, **settings)
     train(name, rounds=stop, out=tmp_path / "run", **settings)
@@ -283,13 +283,13 @@ def test_bits_after_a_resume_do_not_depend_on_where_a_file_had_its_numbers(name:
 
 @pytest.mark.parametrize("name", ["fedavg", "fed-lamb", "contributed"])
 @pytest.mark.parametrize("used", [True, False])
-def test_a_name_is_given_once(name: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the name of a method of ours whose file was not imported yet."""
+def test_a_name_can_be_registered_once(name: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This includes the name of a built-in method whose file is not imported yet."""
     method()
     first = registry.lookup(name)
     if not used and name != "contributed":
         package, _, own = first.__module__.rpartition(".")
-        monkeypatch.setattr(sys.modules[package], own, sys.modules[first.__module__])  # put back what the import replaces
+        monkeypatch.setattr(sys.modules[package], own, sys.modules[first.__module__])  # restore what the import replaces
         monkeypatch.delitem(registry.registered, name)
         monkeypatch.delitem(sys.modules, first.__module__)
     other = type("Other", (Plain,), {})
@@ -298,8 +298,8 @@ def test_a_name_is_given_once(name: str, used: bool, monkeypatch: pytest.MonkeyP
     assert registry.lookup(name).__qualname__ == first.__qualname__
 
 
-def test_the_same_method_may_come_again() -> None:
-    """A module that is reloaded, a cell of a notebook that is run again: the new one counts."""
+def test_the_same_method_may_be_registered_again() -> None:
+    """A module may be reloaded, and a notebook cell may be run again. Then the new class replaces the old one."""
     first, again = type(method()), type(method())
     assert first is not again
     assert registry.lookup("contributed") is again
@@ -315,7 +315,7 @@ def test_the_same_method_may_come_again() -> None:
 
 
 def noisy(self: Any, down: Any, mem: Any, steps: Any) -> Any:
-    """Plain with noise of its own in every step."""
+    """Plain with random noise in every step."""
     w = steps.copy(down.x)
     for grad in steps:
         noise = steps.random(lambda made: torch.randn(down.x.shape[-1], generator=made, dtype=down.x.dtype))

@@ -1,4 +1,4 @@
-"""Laws that every registered method obeys. A new method is tested here with no further work by its author."""
+"""Laws that every registered method obeys. A new method is tested here without further work."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.core.algorithm import STEPS, Algorithm, Plan, algorithm, received
+from fedkeel.core.algorithm import STEPS, Algorithm, Plan, algorithm, algorithms, lookup, received
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import down_record
-from fedkeel.core.registry import algorithms, lookup
-from fedkeel.core.trial import trial_upload
+from fedkeel.core.records import down_record, trial_upload
 from fedkeel.engine.client_work import ClientTask, ClientWork
-from fedkeel.engine.metric_names import check_metrics
+from fedkeel.engine.metrics import check_defined
 from fedkeel.engine.settings import Settings
 from fedkeel.engine.train import make_flat
 from tests.tasks import (
@@ -51,7 +49,7 @@ def train(name: str | fk.Algorithm, fed: fk.Federation, model: Any, **kw: Any) -
 
 
 class Watched:
-    """Runs a method's parts by hand, on real data, and keeps what they were given."""
+    """Runs the parts of a method by hand, on real data, and keeps their inputs."""
 
     def __init__(self, name: str, dtype: torch.dtype = torch.float32, **hp: Any) -> None:
         from fedkeel.core.steps import Objective
@@ -101,7 +99,7 @@ def stages(algo: fk.Algorithm) -> list[tuple[str, str, int]]:
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @torch.no_grad()
-def test_inputs_stay_as_they_are_and_records_keep_their_form(name: str, dtype: torch.dtype) -> None:
+def test_inputs_do_not_change_and_records_keep_their_form(name: str, dtype: torch.dtype) -> None:
     run = Watched(name, dtype)
     mems = [run.mem] * 6
     for stage, step, t in stages(run.algo):
@@ -156,7 +154,7 @@ def test_a_fraction_of_tracking_clients_is_at_most_one(name: str, tracking: floa
         fk.algorithm(name, tracking=tracking).plan(Plan(N=10, S=5, K=1, T=1))
     with pytest.raises(ValueError, match="tracking = 6 is not allowed; at most all clients of a round can track, 5"):
         fk.algorithm(name, tracking=6).plan(Plan(N=10, S=5, K=1, T=1))
-    check_metrics(["drift", "consistency"], fk.algorithm(name, tracking=5))  # in a trial, one client stands for all
+    check_defined(["drift", "consistency"], fk.algorithm(name, tracking=5))  # in a trial, one client stands for all
 
 
 @pytest.mark.parametrize("tracking", [0, 1, 0.5, 3, None])
@@ -194,8 +192,8 @@ def test_corner_cases_run(name: str, setting: str) -> None:
 
 
 @every
-def test_clipping_reaches_the_step(name: str) -> None:
-    """A tiny clip must change what a client does, unless the method throws the length of a direction away."""
+def test_clipping_changes_the_step(name: str) -> None:
+    """A tiny clip must change what a client does, unless the method ignores the length of a direction."""
     fed = digits_fed(5)
     kw = {"rounds": 1, "cohort": 5, "local_steps": 2}
     free, clipped = train(name, fed, small_net(), **kw), train(name, fed, small_net(), clip=1e-3, **kw)
@@ -233,7 +231,7 @@ def test_defaults_lower_the_loss(name: str, kind: str) -> None:
     assert run.history[-1]["test_loss"] < 0.93 * np.log(10), "ten classes at chance have log 10"
 
 
-# Settings under which the fixed point shows within a short run, where the defaults would need a long one.
+# With these settings a short run reaches the fixed point. The defaults would need a long run.
 FIXED_POINT: dict[str, dict[str, Any]] = {
     "fadamgt": {"lr": 0.1, "eps": 1.0},
     "fadamet": {"lr": 0.1, "eps": 1.0},
@@ -256,7 +254,7 @@ FIXED_POINT: dict[str, dict[str, Any]] = {
 
 @every
 def test_minimiser_is_a_fixed_point_exactly_if_declared(name: str) -> None:
-    """Unlike quadratics, K = 10, exact gradients, everybody takes part, started at x*: who comes back to it?"""
+    """Different quadratics, K = 10, exact gradients, all clients, start at x*: does the method stay at x*?"""
     fed = linear_clients([12] * 3, 8, seed=2, shift=False)
     star = minimiser(fed)
     hp = {"lr": 0.1} if "lr" in {f.name for f in dataclasses.fields(lookup(name))} else {}
@@ -283,8 +281,8 @@ def settings_of(words: list[str], name: str) -> fk.Algorithm:
 
 
 @pytest.mark.parametrize(("name", "claim"), [pytest.param(n, c, id=f"{n} {c}") for n in NAMES for c in lookup(n).facts.same])
-def test_methods_that_are_declared_the_same_are(name: str, claim: str) -> None:
-    """A part of the clients in each round, mini-batches: the same weights, and not those of where they began."""
+def test_methods_declared_the_same_are_the_same(name: str, claim: str) -> None:
+    """With partial participation and mini-batches, both end with the same weights, which are not the initial ones."""
     mine, _, theirs = claim.partition(" -> ")
     other, *words = theirs.split()
     fed = digits_fed(6)
@@ -339,7 +337,7 @@ def test_bad_hyperparameters_are_refused(name: str) -> None:
     [("fedavg", {"lr": np.float32(0.5)}), ("fedavg", {"lr": np.int64(2)}), ("gradma", {"memory": np.int64(3)}),
      ("fadamet", {"persist_vhat": np.True_}), ("fadamet", {"tracking": np.uint8(1)})],
 )  # fmt: skip
-def test_hyperparameters_of_numpy_become_pythons_own(name: str, hp: dict[str, Any]) -> None:
+def test_numpy_hyperparameters_become_python_numbers(name: str, hp: dict[str, Any]) -> None:
     ((key, value),) = hp.items()
     kept = getattr(fk.algorithm(name, **hp), key)
     assert (kept, type(kept)) == (value.item(), type(value.item()))
@@ -384,7 +382,7 @@ def test_unknown_algorithm_names_its_neighbours() -> None:
 @pytest.mark.parametrize(
     ("says", "missing"), [("warms_up", "warmup and warmup_server"), ("surveys", "survey and survey_server")]
 )
-def test_a_method_that_announces_an_exchange_must_say_what_happens_there(says: str, missing: str) -> None:
+def test_a_method_that_announces_an_exchange_must_define_both_halves(says: str, missing: str) -> None:
     half = type("Half", (Algorithm,), {says: lambda self, t=0: True})
     with pytest.raises(TypeError, match=f"half: it defines {says}, so it must define {missing}, too"):
         algorithm("half", paper="", sends="x", exact=False, family="SGD")(half)

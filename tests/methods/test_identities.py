@@ -1,7 +1,8 @@
-"""Identities between methods and inside them, on unlike quadratics in float64 (section 8 of the algorithm notes).
+"""Identities between methods and inside them, on different quadratics in float64.
 
-The numbers in the tests' names and in IDENTITIES are those of that section; letters are from the sections of the methods.
-Trajectories are compared through the engine. Inner quantities come from `Play`, which calls a method's parts by hand.
+Numbers in the names of tests and in IDENTITIES are those of the section "Identities" of docs/methods.md. Letters with a
+number are sections of the methods. Trajectories are compared through the engine. Inner quantities come from `Play`, which
+calls the parts of a method by hand.
 """
 
 from __future__ import annotations
@@ -16,13 +17,11 @@ import torch
 from torch import Tensor
 
 import fedkeel as fk
-from fedkeel.core.algorithm import Plan
+from fedkeel.core.algorithm import Plan, lookup
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import down_record
-from fedkeel.core.registry import lookup
+from fedkeel.core.records import TrialSteps, ZeroGrad, down_record
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Grad
-from fedkeel.core.trial import TrialSteps, ZeroGrad
 from fedkeel.rules import gradma
 from fedkeel.rules.cone_qp import cone_weights, project
 from tests.reference.qp import project as brute_force
@@ -59,8 +58,9 @@ def the(name: str, **hp: Any) -> fk.Algorithm:
 
 # One method is another ------------------------------------------------------------------------------------------------
 
-# (number, the one, the other, what the identity needs: all = every client takes part, equal = the same K for all,
-#  constant = no decay of lr, K=1)
+# (number, one method, the other, conditions: all = all clients take part, equal = the same K for all clients,
+#  constant = no decay of lr, K=1). `same=` of the methods has some of these with default values. This table has other
+# values, and more rounds and settings, so that an error in a term that vanishes by default shows, too.
 IDENTITIES: list[tuple[str, fk.Algorithm, fk.Algorithm, str]] = [
     ("A1", the("fedsgd"), the("fedavg"), "K=1"),
     ("1", the("fedprox", mu=0.0), the("fedavg"), ""),
@@ -127,7 +127,7 @@ def test_one_method_is_another(one: fk.Algorithm, other: fk.Algorithm, settings:
     close([row["train_loss"] for row in a.history], [row["train_loss"] for row in b.history])
 
 
-# The same pairs with a setting that breaks the identity: the tests above must be able to see it.
+# Such pairs with a setting that breaks the identity. So the test above can fail.
 BROKEN: list[tuple[str, fk.Algorithm, fk.Algorithm, dict[str, Any]]] = [
     ("1", the("fedprox", mu=0.7), the("fedavg"), {}),
     ("2", the("slowmo", beta=0.6), the("fedavgm", beta1=0.6), {"lr_decay": 0.9}),
@@ -145,13 +145,11 @@ BROKEN: list[tuple[str, fk.Algorithm, fk.Algorithm, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("one", "other", "settings"), [pytest.param(*b[1:], id=f"{b[0]}-{b[1].name}") for b in BROKEN])
-def test_and_no_longer_if_the_setting_is_not_special(
-    one: fk.Algorithm, other: fk.Algorithm, settings: dict[str, Any]
-) -> None:
+def test_other_settings_break_the_identity(one: fk.Algorithm, other: fk.Algorithm, settings: dict[str, Any]) -> None:
     assert (train(one, **settings).params - train(other, **settings).params).norm() > 1e-5
 
 
-def test_4_fedyogi_begins_as_fedadam_does() -> None:
+def test_4_fedyogi_starts_like_fedadam() -> None:
     for rounds, same in ((1, True), (4, False)):
         yogi, adam = (train(the(name, v0=0.0), rounds, **HARD).params for name in ("fedyogi", "fedadam"))
         assert torch.allclose(yogi, adam, rtol=0, atol=1e-9) == same
@@ -191,7 +189,7 @@ def central_gradient(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("algo", [the("scaffold"), the("fedsgd"), the("fedavg"), the("mime", base="sgd"), the("vrl-sgd")])
-def test_23_one_step_of_everybody_is_gradient_descent(algo: fk.Algorithm) -> None:
+def test_23_one_step_of_all_clients_is_gradient_descent(algo: fk.Algorithm) -> None:
     x = X0
     for _ in range(8):
         x = x - 0.1 * central_gradient(x)
@@ -289,7 +287,7 @@ def test_C8_fedsps_takes_polyaks_step_or_the_cap() -> None:
         close(run.params, left * X0)
 
 
-def test_B1_fedadagrad_begins_with_unit_steps() -> None:
+def test_B1_fedadagrad_starts_with_unit_steps() -> None:
     moved = train(the("fedavg"), 1, **HARD).params - X0
     step = train(the("fedadagrad", v0=0.0, tau=0.01, server_lr=0.3), 1, **HARD).params - X0
     close(step.abs(), 0.3 * moved.abs() / (moved.abs() + 0.01))
@@ -299,7 +297,7 @@ def test_B1_fedadagrad_begins_with_unit_steps() -> None:
 
 
 class Batch(ZeroGrad):
-    """A gradient A w - b that remembers where it was asked."""
+    """A gradient A w - b that remembers the points at which it was computed."""
 
     steps: Local
 
@@ -345,7 +343,7 @@ class Local(TrialSteps):
 
     @property
     def points(self) -> list[Tensor]:
-        """The local iterates: where the first gradient of every step was taken."""
+        """The local iterates: the points of the first gradient of every step."""
         return [calls[0][0] for calls in self.asked]
 
     @property
@@ -401,7 +399,7 @@ def mean(z: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(z)).mean(0)
 
 
-# Methods whose server keeps the mean of what its clients keep: the server's field and the clients'.
+# Methods whose server keeps the mean of a client field: the server's field and the clients'.
 MEANS = [
     (the("scaffold", option="I"), "c", "c"),
     (the("scaffold", option="II"), "c", "c"),
@@ -475,7 +473,7 @@ def test_D11_scaffnew_draws_one_geometric_length_for_all() -> None:
     close(sum(run.clients[i].h for i in range(N)), torch.zeros(D, dtype=torch.float64))
 
 
-def test_D9_full_participation_is_asked_for() -> None:
+def test_D9_full_participation_is_required() -> None:
     for name in ("vrl-sgd", "scaffnew", "fedpd", "fafed"):
         with pytest.raises(ValueError, match=f"{name}: a cohort of 3 is not allowed; it must be all 5 clients"):
             train(the(name), cohort=3)
@@ -510,7 +508,7 @@ def test_6_fedlada_recursion_of_the_direction(decay: float) -> None:
         x_prev = old.x
 
 
-def test_C3_fedlada_stands_still_without_its_local_direction() -> None:
+def test_C3_fedlada_does_not_move_without_its_local_direction() -> None:
     close(train(the("fedlada", alpha=0.0), **HARD).params, X0)
 
 
@@ -730,7 +728,7 @@ def test_24_fafed_conserves_its_error_without_forgetting() -> None:
         play.round()
 
 
-def test_C9_fafed_begins_with_everybodys_gradient() -> None:
+def test_C9_fafed_starts_with_the_gradients_of_all_clients() -> None:
     play = Play(the("fafed", lr=0.03))
     g = [A @ X0 - b for A, b in PROBLEMS]
     close(play.server.m, mean(g))
@@ -742,7 +740,7 @@ def test_C9_fafed_begins_with_everybodys_gradient() -> None:
     for i, work in zip(ids, steps, strict=True):
         close(play.mems[i].x_prev, work.points[-1])
         close(work.asked[0][1][0], X0)  # the second gradient of the first step
-    # The engine begins with as many clients at a time as a round has; x moves only after the last of them.
+    # The warm-up visits as many clients at a time as a round has. x moves only after the last of them.
     run = train(the("fafed", lr=0.03, allow_partial=True), 1, cohort=[[0, 1]], local_steps=1)
     for i in range(N):
         close(run.clients[i].x_prev, X0 - 0.03 * mean(g) if i < 2 else X0)
@@ -782,7 +780,7 @@ def test_B4_fedams_is_fedadam_while_v_grows() -> None:
 
 
 def cones() -> Iterator[tuple[Tensor, Tensor]]:
-    """p [d] and columns [C, d]: random ones, and the degenerate ones that the workers meet."""
+    """p [d] and columns [C, d]: random ones, and degenerate ones as they occur on workers."""
     rng = np.random.default_rng(11)
     for C, d in ((1, 7), (2, 7), (3, 7), (3, 3), (3, 2)):
         for _ in range(25):
@@ -796,7 +794,7 @@ def cones() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def projected(p: Tensor, M: Tensor) -> dict[str, Tensor]:
-    """By both solvers: the enumeration of the workers and the least squares of the server."""
+    """The projections by both solvers: enumeration (workers) and least squares (server)."""
     z = cone_weights((M @ M.T).numpy(), (M @ p).numpy(), float(p.norm()))
     return {"worker": project(p.clone(), list(M)), "server": p + torch.from_numpy(z) @ M}
 
@@ -817,7 +815,7 @@ def test_20_projection_is_optimal() -> None:
 
 
 def thin_cones() -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """p and columns in float32 that are opposite but for rounding, or almost: the gradient, and the way against it."""
+    """p and columns in float32 that are opposite up to rounding, or almost: a gradient, and the displacement against it."""
     make = torch.Generator().manual_seed(5)
     for width in (0.0, 1e-6, 1e-4, 1e-3, 1e-2):
         for _ in range(10):
@@ -826,7 +824,7 @@ def thin_cones() -> Iterator[tuple[Tensor, list[Tensor]]]:
             way = -0.037 * g + 0.037 * width * near
             yield p, [g, way]
             yield p, [p + 0.05 * near, 8 * g, way]
-    # As a worker of a run had them, turned in space: a gradient, the one at x, the way from there; then p.
+    # From a real run, rotated: a gradient, the gradient at x, the displacement from x; then p.
     met = torch.tensor(
         [
             [8.2868e-03, 0.0, 0.0, 0.0],
@@ -843,7 +841,7 @@ def thin_cones() -> Iterator[tuple[Tensor, list[Tensor]]]:
 
 @pytest.mark.parametrize("together", [False, True])
 def test_20_projection_on_thin_cones(together: bool) -> None:
-    """In float32, against brute force in float64; never longer than p, of one client or of several."""
+    """In float32, against brute force in float64. The result is never longer than p, for one client and for several."""
     for p, columns in thin_cones():
         if together:
             u = project(torch.stack([p, 2 * p]), [torch.stack([m, m]) for m in columns])
@@ -860,7 +858,7 @@ def test_20_projection_on_thin_cones(together: bool) -> None:
 
 
 def test_20_short_memories() -> None:
-    """Clients that have nothing left to learn are remembered by vectors too short for float32, or for its inverse."""
+    """Clients that have converged are remembered by vectors so short that float32 cannot hold them, or their inverse."""
     make = torch.Generator().manual_seed(5)
     x = torch.zeros(5000)
     for length in (1e-3, 1e-20, 1e-28, 1e-36, 1e-43):
@@ -928,7 +926,7 @@ def whole_numbers() -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     rng = np.random.default_rng(3)
     star = rng.integers(-3, 4, size=D)
     pulls = rng.integers(-4, 5, size=(N, D))
-    pulls[-1] = -pulls[:-1].sum(0)  # they cancel in the mean, and no client is at rest
+    pulls[-1] = -pulls[:-1].sum(0)  # the gradients cancel in the mean, but none of them is zero
     problems = []
     for pull in pulls:
         root = rng.integers(-1, 2, size=(D, D))
@@ -940,7 +938,7 @@ def whole_numbers() -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
 STAR, WHOLE = whole_numbers()
 AT_STAR = [A @ STAR - b for A, b in WHOLE]
 
-# The client's record at x*, from its gradient there; the server's beyond x is that of `init`: all zero.
+# The client's record at x*, from its gradient there. The other server fields are those of `init`: all zero.
 FIXED: list[tuple[fk.Algorithm, Any]] = [
     (the("scaffold", option="I", lr=0.01), lambda g: {"c": g}),
     (the("scaffold", option="II", lr=0.01), lambda g: {"c": g}),
@@ -981,15 +979,15 @@ def test_the_minimiser_is_a_fixed_point(algo: fk.Algorithm, record: Any) -> None
             close(getattr(mem, field), getattr(old, field), 1e-12)
 
 
-def test_the_minimiser_is_not_one_with_other_control_variates() -> None:
+def test_the_minimiser_is_not_a_fixed_point_with_other_control_variates() -> None:
     for algo, record in FIXED:
         if record is not None:
-            play = Play(algo, STAR, WHOLE)  # all records as `init` has them
+            play = Play(algo, STAR, WHOLE)  # all records are those of `init`
             _, steps = play.round()
             assert any((w - STAR).norm() > 1e-3 for work in steps for w in work.points[1:]), algo.name
 
 
-# Of every registered method that says so, a new one too; those that look into the model are at home in test_features.py.
+# All registered methods that declare it, new ones too. Methods that look into the model are in test_features.py.
 DECLARED = {name: lookup(name).facts for name in fk.algorithms()}
 DRIFTING = [name for name, facts in DECLARED.items() if not (facts.exact or facts.needs or facts.private)]
 
@@ -1006,7 +1004,7 @@ def test_the_minimiser_is_not_a_fixed_point(name: str) -> None:
 
 
 def test_scaffold_alpha_with_the_right_control_variates_still_drifts() -> None:
-    """SCAFFOLD's own fixed point is not one for another alpha; nor is FAdamGT's for FAdamET."""
+    """The fixed point of SCAFFOLD is not one for another alpha. FAdamGT's fixed point is not one for FAdamET."""
     for algo, field in ((the("scaffold-alpha", alpha=0.5, lr=0.01), "c"), (the("fadamet"), "y")):
         play = Play(algo, STAR, WHOLE)
         play.mems = [mem._replace(**{field: g}) for mem, g in zip(play.mems, AT_STAR, strict=True)]

@@ -1,4 +1,4 @@
-"""Every method against numpy, transcribed from the paper by someone who had not read the code (tests/reference)."""
+"""Every method against a numpy transcription, written independently, from the papers (tests/reference)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import fedkeel as fk
-from fedkeel.core.algorithm import Plan
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import Plan, lookup
 from fedkeel.engine import seeding
 from fedkeel.engine.settings import Settings
 from tests.reference.task import Task
@@ -22,7 +21,7 @@ INPUTS, N, SEED, BATCH = 6, 4, 3, 4
 SIZES = (5, 8, 11, 4)  # with 2 epochs of batches of 4: K_i = 4, 4, 6, 2
 COHORTS = [[0, 2], [1, 2], [0, 3], [2, 3], [0, 1], [1, 2]]
 
-# Options of a method beyond its defaults; each is a run of its own. The steps are large enough to show every term.
+# Options of a method beside its defaults; each is a separate run. The steps are large enough that every term matters.
 CASES: dict[str, list[dict[str, Any]]] = {
     "fedprox": [{"mu": 0.5}],
     "fedavgm": [{"beta1": 0.7, "server_lr": 0.5}],
@@ -76,8 +75,8 @@ IN_THE_TASK = {"tracking", "schedule"}
 
 
 def cases() -> list[Any]:
-    """The defaults of every registered method, and its options. Methods that look into the model have tests of their own
-    (test_features.py), as has the random number of steps of scaffnew (test_identities.py)."""
+    """The defaults of every registered method, and its options. Methods that look into the model are tested in
+    test_features.py, and the random number of steps of scaffnew in test_identities.py."""
     names = [name for name in fk.algorithms() if not lookup(name).facts.needs and not lookup(name).facts.private]
     plain: dict[str, Any] = {"scaffnew": {"schedule": "fixed"}}
     return [
@@ -86,7 +85,7 @@ def cases() -> list[Any]:
 
 
 def task_like(fed: fk.Federation, algo: fk.Algorithm, cohorts: list[list[int]], lr_decay: float) -> Task:
-    """The same problem, spelled out: mini-batches are those that the engine draws."""
+    """The same problem as plain arrays, with the mini-batches that the engine draws."""
     settings = Settings(rounds=len(cohorts), local_epochs=2, batch_size=BATCH, seed=SEED)
     K = settings.steps_of(fed.sizes).tolist()
     algo = algo.plan(Plan(N=N, S=len(cohorts[0]), K=float(np.mean(K)), T=len(cohorts)))
@@ -133,7 +132,7 @@ def test_same_weights_as_the_reference(name: str, hp: dict[str, Any], lr_decay: 
     fed = linear_clients(SIZES, INPUTS, seed=1)
     algo = fk.algorithm(name, **hp)
     cohorts = [list(range(N))] * len(COHORTS) if full_only(name) else COHORTS
-    # The reference gets the values that this library runs with, so that it is the update that is compared.
+    # The reference gets the hyper-parameters of this library, so that the test compares the update alone.
     known = inspect.signature(reference).parameters
     values = {key: value for key, value in dataclasses.asdict(algo).items() if key in known and value is not None}
     assert set(hp) - IN_THE_TASK <= set(known), "the reference does not know this option"
@@ -141,7 +140,7 @@ def test_same_weights_as_the_reference(name: str, hp: dict[str, Any], lr_decay: 
 
     models = []
     for rounds in range(1, len(cohorts) + 1):
-        # Fresh runs of 1, 2, ... rounds show every round; methods whose steps depend on T are shown at the end.
+        # New runs of 1, 2, ... rounds show every round. Methods whose steps depend on T are compared at the end.
         if rounds < len(cohorts) and algo.name in ("padamfed", "padamfed-vr", "scaffold-normalized"):
             continue
         run = fk.train(

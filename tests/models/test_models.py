@@ -1,4 +1,4 @@
-"""Models by name: published sizes and costs, shapes, gradients, engines, and models of the user's own."""
+"""Models by name: published sizes and costs, shapes, gradients, engines, and models that users write."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_convolutions_of_vgg11_are_the_original_ones() -> None:
     ],
 )
 def test_published_multiplications(name: str, shape: tuple[int, int, int], classes: int, wanted: float) -> None:
-    """What parameters do not show: strides and pooling."""
+    """Counts of multiplications also depend on strides and pooling; counts of parameters do not."""
     model = on_meta(name, shape, classes)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, *shape, device="meta"))
@@ -164,7 +164,7 @@ def test_a_gradient_step_lowers_the_loss(name: str) -> None:
     length = sum(float(g.square().sum()) for g in grads)
     with torch.no_grad():
         for p, g in zip(model.parameters(), grads, strict=True):
-            p -= 0.1 * before / length * g  # a tenth of the loss less, if it were linear
+            p -= 0.1 * before / length * g  # if the loss were linear, the step would lower it by a tenth
         assert 0.8 * before < loss() < 0.99 * before
 
 
@@ -177,11 +177,11 @@ def test_two_groups_are_normalised(name: str) -> None:
     z = two_groups(6)(torch.randn(2, 6, 4, 4) + torch.arange(6.0).view(6, 1, 1))
     for half in z.split(3, dim=1):
         assert half.mean((1, 2, 3)).abs().max() < 1e-5
-    assert z.mean((2, 3)).abs().max() > 0.1  # a channel alone is not
+    assert z.mean((2, 3)).abs().max() > 0.1  # a single channel is not
 
 
 @pytest.mark.parametrize(("inputs", "stride"), [(4, 1), (2, 2)])
-def test_a_residual_unit_is_what_its_paper_says(inputs: int, stride: int) -> None:
+def test_a_residual_unit_follows_its_paper(inputs: int, stride: int) -> None:
     torch.manual_seed(0)
     unit, x = Residual(inputs, 4, stride, two_groups), torch.randn(2, inputs, 6, 6)
     weights = [p for p in unit.parameters() if p.dim() == 4]
@@ -193,7 +193,7 @@ def test_a_residual_unit_is_what_its_paper_says(inputs: int, stride: int) -> Non
 
 @pytest.mark.parametrize("sides", [(28, 28), (7, 5), (2, 3)])
 def test_pooling_is_that_of_torch(sides: tuple[int, int]) -> None:
-    """Whole numbers, so that windows have equals; one window with a nan, and one of minus infinity."""
+    """Whole numbers, so that windows contain ties; one window has a nan, and one is all minus infinity."""
     x = torch.randint(-3, 4, (5, 3, *sides), generator=torch.Generator().manual_seed(0)).float()
     x[0, 0, 1, 1] = torch.nan
     x[1, 1, :2, :2] = -torch.inf
@@ -246,7 +246,7 @@ def run(name: str, algorithm: str, engine: str, **options: Any) -> fk.Run:
 
 
 @pytest.mark.parametrize("name", heavy_is_slow(MODELS))
-def test_every_model_in_the_engines_and_from_the_inside(name: str) -> None:
+def test_every_model_runs_in_the_engines_and_shows_its_features(name: str) -> None:
     plain = run(name, "fedavg", "sequential")
     assert torch.equal(plain.params, run(name, "fedavg", "processes").params)
     for result in (plain, run(name, "moon", "sequential"), run(name, "fedmlb", "sequential")):
@@ -323,7 +323,7 @@ def test_the_smallest_images_are_taken_and_smaller_ones_refused(name: str) -> No
         make_model(name, (1, least - 1, least), 2)
 
 
-def test_a_federation_tells_its_vocabulary_and_classes() -> None:
+def test_a_federation_knows_its_vocabulary_and_classes() -> None:
     fed = federation("lstm")
     fed.classes = 5
     make, _ = from_config.task(RunConfig(model="lstm"), fed)
@@ -333,7 +333,7 @@ def test_a_federation_tells_its_vocabulary_and_classes() -> None:
     assert from_config.task(RunConfig(model="lstm"), fed)[0]()[1].out_features == int(fed.y.max()) + 1
 
 
-# The user's own -------------------------------------------------------------------------------------------------------
+# Models that users write ------------------------------------------------------------------------------------------------
 
 MINE = """
 from torch import nn
@@ -378,7 +378,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("factory", "wanted"), [("sized", 65 * 10), ("fixed", 65 * 4 + 50), ("named", 65 * 10), ("text", 70), ("Net", 90)]
 )
-def test_factories_get_what_their_signature_asks_for(mine: str, factory: str, wanted: int) -> None:
+def test_factories_get_the_arguments_of_their_signature(mine: str, factory: str, wanted: int) -> None:
     assert count(make_model(f"{mine}:{factory}", (1, 8, 8), 10, 7)) == wanted
 
 
@@ -402,7 +402,7 @@ def test_faulty_factories(mine: str, name: str, message: str) -> None:
     assert str(caught.value).startswith("model: ")
 
 
-def test_a_model_of_ones_own_runs_and_resumes_by_name(mine: str, tmp_path: Path) -> None:
+def test_a_user_model_runs_and_resumes_by_name(mine: str, tmp_path: Path) -> None:
     plan = RunConfig(model="my_nets:sized", clients=5, cohort=2, rounds=1, local_steps=1, engine="sequential")
     from_config.train(plan, tmp_path / "run", progress=False)
     again = fk.resume(tmp_path / "run", rounds=2, progress=False)

@@ -1,4 +1,4 @@
-"""Pretrained transformers with LoRA. The models are tiny ones made here; stories260k is a real one, where it is at hand."""
+"""Pretrained transformers with LoRA. Tests make tiny models. stories260k is a real model; without its file it is skipped."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fedkeel.data import load as sources
 from fedkeel.data.federation import Dataset
 from fedkeel.data.texts import PAIR, Texts
 from fedkeel.files import read_toml
+from fedkeel.models import length_buckets
 from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 
@@ -23,7 +24,6 @@ REASON = "needs the extra fedkeel[text]"
 transformers = pytest.importorskip("transformers", reason=REASON)
 pytest.importorskip("peft", reason=REASON)
 
-from fedkeel.models import length_buckets
 from fedkeel.models.pretrained import backbone, classifier  # noqa: E402
 from fedkeel.models.pretrained import hidden_states as hidden  # noqa: E402
 
@@ -73,7 +73,7 @@ def folders(tmp_path_factory) -> dict[str, str]:
 
 
 def strings(n: int = 60) -> tuple[list[str], torch.Tensor]:
-    """Sentences of unlike length, pairs among them; those with `good` are of class 1."""
+    """Sentences of different length, some of them pairs. Those with `good` have class 1."""
     y = torch.arange(n) % 2
     generator = torch.Generator().manual_seed(1)
     texts = []
@@ -87,7 +87,7 @@ def strings(n: int = 60) -> tuple[list[str], torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def data(tmp_path, monkeypatch) -> Dataset:
-    """A data set of texts by the name `tiny`, and a cache of the test's own."""
+    """A text data set named `tiny`, and a separate cache."""
     texts, y = strings()
     made = Dataset("tiny", Texts.from_strings(texts), y, (Texts.from_strings(texts[:10]), y[:10]))
     known = sources.load
@@ -128,8 +128,8 @@ def test_adapters_of_gpt2_have_as_many_parameters_as_in_the_paper() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_computes_what_the_library_does(folders: dict[str, str], kind: str) -> None:
-    """With adapters of zero: the pretrained classifier, for texts of unlike length, padded as the library pads."""
+def test_it_computes_what_transformers_computes(folders: dict[str, str], kind: str) -> None:
+    """With adapters of zero it is the pretrained classifier, for texts of different lengths with the same padding."""
     make, fed = from_config.task(config(folders[kind]))
     torch.manual_seed(5)
     model = make().eval()
@@ -149,7 +149,7 @@ def test_it_computes_what_the_library_does(folders: dict[str, str], kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_adapters_and_head_travel_and_nothing_else_moves(folders: dict[str, str], kind: str) -> None:
+def test_only_adapters_and_head_are_trained_and_sent(folders: dict[str, str], kind: str) -> None:
     run = train(folders[kind], algorithm="fedit-adam")
     trained = {name for name, p in run.model.named_parameters() if p.requires_grad}
     count = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
@@ -250,7 +250,7 @@ def test_blocks_before_the_first_adapter_are_run_once_per_text(
 
     monkeypatch.setattr(layer, "forward", counted)
     make, fed = from_config.task(config(folders["bert"], lora_layers=1))
-    for engine in ("processes", "sequential"):  # what a worker has computed is there for all
+    for engine in ("processes", "sequential"):  # all workers see what one has computed
         calls.clear()
         fk.train(make, fed, "fedavg", rounds=2, cohort=4, engine=engine, progress=False)
     assert set(calls) == {"adapted"}
@@ -258,12 +258,12 @@ def test_blocks_before_the_first_adapter_are_run_once_per_text(
     with torch.no_grad():
         make()(fed.x)
         assert set(calls) == {"adapted"}
-        unknown = fed.x[:1, :3] + 1  # a text that has no place is computed in full
+        unknown = fed.x[:1, :3] + 1  # a text without a place in the cache is computed in full
         make()(unknown)
     assert calls.count("frozen") == 2
 
 
-def test_states_of_real_tokens_are_kept_and_no_others(folders: dict[str, str], tmp_path: Path) -> None:
+def test_only_states_of_real_tokens_are_kept(folders: dict[str, str], tmp_path: Path) -> None:
     make, fed = from_config.task(config(folders["bert"], lora_layers=2))
     (folder,) = (tmp_path / "cache").glob("hidden-*")
     states = hidden.HiddenStates(folder)
@@ -278,7 +278,7 @@ def test_states_of_real_tokens_are_kept_and_no_others(folders: dict[str, str], t
     assert states.of(fed.x[:5] + 1, make()[0].before) is None
 
 
-def test_states_that_were_half_written_are_computed_again(folders: dict[str, str], tmp_path: Path) -> None:
+def test_partly_written_states_are_computed_again(folders: dict[str, str], tmp_path: Path) -> None:
     make, fed = from_config.task(config(folders["bert"], lora_layers=2))
     states, model = make()[0].hidden, make()
     with torch.no_grad():
@@ -334,7 +334,7 @@ def test_a_folder_on_the_command_line(folders: dict[str, str], tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--model", "hf:/nowhere/at/all"], "cannot be loaded; give a folder with config.json"),
         (["--model", "hf:nobody/no-such-model"], "cannot be loaded"),
@@ -348,7 +348,7 @@ def test_a_folder_on_the_command_line(folders: dict[str, str], tmp_path: Path, c
     ],
 )
 def test_errors_are_one_line(
-    folders: dict[str, str], words: list[str], told: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, str], words: list[str], message: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     y = torch.tensor([1, 0] * 4)
     others = {"long": Dataset("long", Texts.from_strings(["good " * 90, "bad"] * 4), y), "numbers": Dataset("numbers", y, y)}
@@ -357,7 +357,7 @@ def test_errors_are_one_line(
     words = [word.replace("BERT", folders["bert"]) for word in words]
     assert fedkeel(*SMALL, "--out", str(tmp_path / "r"), *words) == 2
     lines = capsys.readouterr().err.strip().splitlines()
-    assert told in lines[-1]
+    assert message in lines[-1]
     assert sum(line.startswith("error: ") for line in lines) == 1
 
 

@@ -1,4 +1,4 @@
-"""FedCM (Xu et al. 2021, "FedCM: Federated Learning with Client-level Momentum"). The listing is not among the seed
+"""FedCM (Xu et al. 2021, "FedCM: Federated Learning with Client-level Momentum"). The listing is not among the five
 papers: section E1 of docs/methods.md, i.e. Algorithm 3 of "Efficient Federated Learning via Local Adaptive Amended
 Optimizer with Linear Speedup" with the raw gradient for m * theta (lines 12, 17, 18)."""
 

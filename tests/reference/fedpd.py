@@ -1,6 +1,6 @@
 """FedPD: Zhang et al. 2021, local SGD, communication in every round (p = 0); docs/methods.md F2.
 
-Full participation. eta is the penalty, lr the local step eta_1. warm_start: a client goes on from its own x_i."""
+Full participation. eta is the penalty, lr the local step eta_1. warm_start: a client starts from its last x_i."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""RunConfig, study files and runs that are read back from their directory."""
+"""RunConfig, study files, and runs that are read from their directory."""
 
 import os
 import re
@@ -80,13 +80,13 @@ def test_errors_have_one_line(values, message):
         ({"data": "digit"}, "data: unknown name 'digit'; did you mean digits"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_is_written(values, message, tmp_path):
+def test_an_impossible_config_is_refused_before_anything_is_written(values, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         from_config.train(RunConfig(**values), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
-def test_new_values_replace_what_they_make_meaningless():
+def test_a_new_value_removes_settings_that_it_makes_meaningless():
     old = RunConfig(split="shards", per_client=3, algorithm="fedlada", hyperparameters={"alpha": 0.2}, local_epochs=2)
     assert old.changed(split="iid").per_client is None
     assert old.changed(split="shards").per_client == 3
@@ -107,20 +107,20 @@ def test_new_values_replace_what_they_make_meaningless():
         {"split": "shards", "local_epochs": 1, "local_steps": None, "clip": 1.0, "weights": "samples"},
     ],
 )
-def test_what_a_run_writes_can_be_run_again_with_the_same_bits(values, tmp_path):
+def test_the_config_of_a_run_gives_the_same_bits_again(values, tmp_path):
     first = from_config.train(RunConfig(**SMALL | values), tmp_path / "a", progress=False)
     again = from_config.train(config.read(tmp_path / "a" / "config.toml"), tmp_path / "b", progress=False)
     assert torch.equal(first.params, again.params)
     assert (tmp_path / "a" / "config.toml").read_text() == (tmp_path / "b" / "config.toml").read_text()
 
 
-def test_seeds_leave_the_split_alone():
+def test_the_seed_does_not_change_the_split():
     one, other = (from_config.federation(config.resolve(RunConfig(seed=seed))) for seed in (0, 1))
     assert one.fingerprint() == other.fingerprint()
     assert from_config.federation(config.resolve(RunConfig(split_seed=1))).fingerprint() != one.fingerprint()
 
 
-def test_resume_goes_on_and_ends_where_an_unbroken_run_ends(tmp_path):
+def test_a_resumed_run_ends_where_an_unbroken_run_ends(tmp_path):
     from_config.train(RunConfig(**SMALL), tmp_path / "a", progress=False)
     longer = fk.resume(tmp_path / "a", progress=False, rounds=5)
     unbroken = from_config.train(RunConfig(**SMALL | {"rounds": 5}), progress=False)
@@ -131,7 +131,7 @@ def test_resume_goes_on_and_ends_where_an_unbroken_run_ends(tmp_path):
         fk.resume(tmp_path / "a", progress=False, hyperparameters={"lr": 0.5})
 
 
-def test_resume_of_nothing_and_of_python_objects(tmp_path):
+def test_resume_without_a_run_and_of_python_objects(tmp_path):
     with pytest.raises(ValueError, match="holds no run"):
         fk.resume(tmp_path / "nothing")
     fed = fk.Federation.from_arrays([(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))] * 2)
@@ -154,8 +154,8 @@ def test_files_are_utf8_whatever_the_locale(tmp_path):
     code = "import sys; from fedkeel.files import read_toml; print(ascii(read_toml(sys.argv[1])))"
     old = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     words = [sys.executable, "-c", code, str(tmp_path / "study.toml")]
-    told = subprocess.run(words, env=old, capture_output=True, text=True, check=True).stdout
-    assert told.strip() == ascii({"title": "90.5±0.1"})
+    printed = subprocess.run(words, env=old, capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == ascii({"title": "90.5±0.1"})
 
 
 def test_the_directory_says_what_differs(tmp_path):
@@ -171,8 +171,8 @@ def test_the_directory_says_what_differs(tmp_path):
         assert words in difference(tmp_path, plain.changed(**change))
 
 
-def test_a_hyperparameter_that_came_later_had_its_default(tmp_path):
-    """Runs, complete or not, are not lost when a method gets one more option."""
+def test_a_hyperparameter_that_was_added_later_has_its_default(tmp_path):
+    """Old runs, complete or not, stay usable when a method gets another option."""
     lamb = config.resolve(RunConfig(**SMALL | {"algorithm": "fed-lamb", "hyperparameters": {}}))
     from_config.train(lamb, tmp_path, progress=False)
     path, name = tmp_path / "config.toml", "first_round"
@@ -193,7 +193,7 @@ def test_a_hyperparameter_that_came_later_had_its_default(tmp_path):
         from_config.train(other.changed(rounds=4), tmp_path, resume=True, progress=False)
 
 
-def test_replacing_a_run_leaves_other_files_alone(tmp_path):
+def test_replacing_a_run_keeps_other_files(tmp_path):
     from_config.train(RunConfig(**SMALL), tmp_path, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
     new = from_config.train(RunConfig(**SMALL | {"seed": 1}), tmp_path, progress=False, fresh=True)

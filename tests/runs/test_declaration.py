@@ -4,7 +4,7 @@ import inspect
 from dataclasses import fields
 
 import fedkeel as fk
-from fedkeel.core.registry import lookup
+from fedkeel.core.algorithm import lookup
 from fedkeel.engine.settings import Settings
 from fedkeel.runs.config import SETTINGS
 

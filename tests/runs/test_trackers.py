@@ -1,4 +1,4 @@
-"""Trackers of runs that begin beside each other, fail, are stopped or continued; MLflow and wandb are stand-ins here."""
+"""Trackers of runs that start together, fail, are stopped or resumed. MLflow and wandb are stand-ins here."""
 
 import contextlib
 import os
@@ -21,16 +21,16 @@ def stand_in(monkeypatch, name, **parts):
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(**parts))
 
 
-def test_a_place_of_mlflow_is_made_once_by_a_process_of_its_own(tmp_path, monkeypatch):
+def test_a_separate_process_makes_the_mlflow_store_once(tmp_path, monkeypatch):
     def made(name):
         (tmp_path / name).write_text(str(os.getpid()))
 
     stand_in(monkeypatch, "mlflow", set_tracking_uri=lambda place: None, set_experiment=made)
     trackers.check({"mlflow": "sqlite:///x.db"})
-    assert int((tmp_path / "fedkeel").read_text()) != os.getpid()  # or the runs would inherit what it has opened
+    assert int((tmp_path / "fedkeel").read_text()) != os.getpid()  # otherwise the runs would inherit its open files
 
 
-def test_a_place_that_mlflow_refuses_is_an_error_before_any_run(fedkeel, tmp_path, monkeypatch):
+def test_a_store_that_mlflow_refuses_is_an_error_before_any_run(fedkeel, tmp_path, monkeypatch):
     def refused(place):
         raise RuntimeError(f"unsupported\nURI {place}")
 
@@ -41,9 +41,9 @@ def test_a_place_that_mlflow_refuses_is_an_error_before_any_run(fedkeel, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(None, [None, 0]), (RuntimeError, [RuntimeError, 1]), (KeyboardInterrupt, ["KILLED", 1])]
+    ("error", "expected"), [(None, [None, 0]), (RuntimeError, [RuntimeError, 1]), (KeyboardInterrupt, ["KILLED", 1])]
 )
-def test_how_a_run_ended(monkeypatch, error, told):
+def test_how_a_run_ended(monkeypatch, error, expected):
     ended = []
 
     @contextlib.contextmanager
@@ -51,7 +51,7 @@ def test_how_a_run_ended(monkeypatch, error, told):
         try:
             yield
         except BaseException as error:
-            if not ended:  # as MLflow itself: one that has ended is left alone
+            if not ended:  # as MLflow does: a run that has ended stays as it is
                 ended.append(type(error))
             raise
         ended.append(None)
@@ -69,7 +69,7 @@ def test_how_a_run_ended(monkeypatch, error, told):
             log({"round": 0, "train_loss": 1.0})
             if error:
                 raise error
-    assert ended == told
+    assert ended == expected
 
 
 def test_a_tracker_learns_that_a_study_was_stopped(tmp_path, monkeypatch):
@@ -97,17 +97,17 @@ def test_a_tracker_learns_that_a_study_was_stopped(tmp_path, monkeypatch):
 def test_tensorboard_shows_every_round_of_a_continued_run_once(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for rounds in (3, 5):  # a run that goes on tells its first rounds again
+    for rounds in (3, 5):  # a resumed run reports its first rounds again
         with trackers.tracked({"tensorboard": str(tmp_path)}, "x", {}) as log:
             for t in range(rounds):
                 log({"round": t, "train_loss": 1.0})
-        time.sleep(1.1)  # the names of event files have seconds
+        time.sleep(1.1)  # names of event files contain the time in seconds
     events = EventAccumulator(str(tmp_path / "x"))
     events.Reload()
     assert [z.step for z in events.Scalars("train_loss")] == [0, 1, 2, 3, 4]
 
 
-def test_going_on_tells_the_trackers_too(fedkeel, monkeypatch):
+def test_a_resumed_run_reports_to_the_trackers_too(fedkeel, monkeypatch):
     @contextlib.contextmanager
     def pretend(place, name, config):
         yield lambda row: None
@@ -124,7 +124,7 @@ def test_going_on_tells_the_trackers_too(fedkeel, monkeypatch):
     assert (code, err.splitlines()[-1]) == (130, "interrupted; go on with: fedkeel run --rounds 3 --tensorboard 'my tb'")
 
 
-def test_runs_of_two_studies_have_names_of_their_own(tmp_path):
+def test_runs_of_two_studies_have_different_names(tmp_path):
     names = []
     for out in ("one", "two"):
         study = Study.read(TASK | {"rounds": 1, "methods": {"fedavg": {}}, "seeds": 1, "cases": [{"name": "a"}]})
@@ -133,7 +133,7 @@ def test_runs_of_two_studies_have_names_of_their_own(tmp_path):
     assert names == ["one-a-fedavg-seed0", "two-a-fedavg-seed0"]
 
 
-def test_a_file_is_no_place_for_tensorboard(tmp_path):
+def test_tensorboard_refuses_a_file(tmp_path):
     pytest.importorskip("tensorboard")
     (tmp_path / "afile").write_text("")
     with pytest.raises(ValueError, match=r"tensorboard = '.*afile' is not allowed; it must be a directory"):

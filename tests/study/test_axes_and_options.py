@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from fedkeel.study.changes import add_axes, choose_methods, set_values
+from fedkeel.study.changes import add_axes, set_values
 from fedkeel.study.compare import run_study
-from fedkeel.study.file import Range
+from fedkeel.study.file import Range, choose_methods
 from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "rounds": 2, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}

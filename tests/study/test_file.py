@@ -10,13 +10,13 @@ import pytest
 import tomli_w
 
 from fedkeel.engine.metrics import METRICS
-from fedkeel.engine.state.checkpoint import check_same
+from fedkeel.engine.state.directory import check_same
 from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
-from fedkeel.study.changes import choose_methods, set_values
+from fedkeel.study.changes import set_values
 from fedkeel.study.compare import run_study
-from fedkeel.study.results.columns import better_is_less, is_column
-from fedkeel.study.results.numbers import Outcome, curves, of_run
+from fedkeel.study.file import choose_methods
+from fedkeel.study.results.numbers import Outcome, better_is_less, curves, is_column, of_run
 from fedkeel.study.study import Study, path_of
 from fedkeel.wording import file_name
 

@@ -367,7 +367,7 @@ def test_numbers_of_another_task_are_not_comparable(options, accuracy, rounds):
 def test_latex_takes_any_name(study):
     row = study[1]["rows"][0] | {"method": r"[$x^2$ <50 % ~ \a_b {c} | #1 & d"}
     line = next(z for z in as_latex(study[1] | {"rows": [row]}).splitlines() if "x" in z and "50" in z)
-    name = r"{[}\$x\^{}2\$ $<$50 \% \~{} \textbackslash{}a\_b \{c\} $|$ \#1 \& d"
+    name = r"{[}\$x\textasciicircum 2\$ $<$50 \% \textasciitilde \space \textbackslash a\_b \{c\} $|$ \#1 \& d"
     assert line.startswith(name + " & ")
 
 

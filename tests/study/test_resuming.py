@@ -233,7 +233,7 @@ def test_a_study_whose_runs_are_elsewhere_keeps_its_report(tmp_path):
     run_study(read({"fedavg": {}}), out, store=store, jobs=1, progress=False)
     before = (out / "report.html").read_bytes()
     shutil.move(out, tmp_path / "elsewhere" / "view")
-    with pytest.raises(ValueError, match=r"report: the runs of this study lie in .*elsewhere/runs, which is not there"):
+    with pytest.raises(ValueError, match=r"report: the runs of this study lie in .*elsewhere/runs, which does not exist"):
         report(tmp_path / "elsewhere" / "view")
     assert (tmp_path / "elsewhere" / "view" / "report.html").read_bytes() == before
 

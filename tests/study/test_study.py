@@ -5,8 +5,8 @@ import tomllib
 
 import pytest
 
-from fedkeel.study.changes import add_axes, choose_cases, choose_methods, override, set_values
-from fedkeel.study.file import Range
+from fedkeel.study.changes import add_axes, choose_cases, set_values
+from fedkeel.study.file import Range, choose_methods, override
 from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}

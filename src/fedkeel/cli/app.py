@@ -1,21 +1,22 @@
-"""The command `fedkeel`. Nothing here imports torch before a command needs it, so that help comes at once."""
+"""The command `fedkeel`. It imports torch only when a command needs it, so that help appears at once."""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import fedkeel
-from fedkeel.cli.interrupt import stopped
 from fedkeel.cli.options import TaskCommand, merged, task_options
-from fedkeel.cli.studies import add_commands
-from fedkeel.cli.study_options import Fresh, MLflow, TensorBoard, Wandb
+from fedkeel.cli.studies import Fresh, MLflow, TensorBoard, Wandb, add_commands
+from fedkeel.errors import RoundError, StorageError
+from fedkeel.wording import amount
 
 if TYPE_CHECKING:
     from fedkeel.runs.config import RunConfig
@@ -46,8 +47,8 @@ Study = Annotated[
 OTHER = "choose another --out, or --fresh to replace it"
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(given: bool) -> None:
+    if given:
         typer.echo(f"fedkeel {fedkeel.__version__}")
         raise typer.Exit()
 
@@ -86,17 +87,20 @@ def run(
 
     The same command again continues a run that was stopped, or shows one that is complete.
     """
-    from fedkeel.runs import trackers
     from fedkeel.runs.config import read_settings, resolve
 
     given = read_settings(study) if study else {}
     config = resolve(merged(given, settings, ctx.args))
     out = out or Path("runs") / f"{config.data}-{config.algorithm}-seed{config.seed}"
     places = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
-    asked = {name: place for name, place in places.items() if place is not None}
-    trackers.check(asked)
-    again = shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh")  # `resume` would not tell the trackers
-    _train(config, out, fresh, asked, again if asked else None)
+    trackers = {name: place for name, place in places.items() if place is not None}
+    if not trackers:
+        return _train(config, out, fresh)
+    from fedkeel.runs.trackers import check
+
+    check(trackers)
+    # To go on, give the same command again: `resume` would not send rows to the trackers.
+    _train(config, out, fresh, trackers, shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh"))
 
 
 @app.command()
@@ -113,30 +117,64 @@ def resume(
 def _train(
     config: RunConfig, out: Path, fresh: bool, trackers: Mapping[str, str] | None = None, again: str | None = None
 ) -> None:
-    """Runs, continues or shows the run in `out`, whichever it needs. trackers: who else is told every round. again: how to
-    go on, if not by `resume`."""
-    from fedkeel.cli import tables as show
+    """Starts the run in `out`, goes on with it, or shows it if it is complete.
+
+    trackers: tracker -> its place; each gets every row.  again: the command that goes on, if it is not `resume`.
+    """
     from fedkeel.engine.progress import RoundBar
     from fedkeel.engine.state import directory
-    from fedkeel.runs import from_config
-    from fedkeel.runs.saved_config import difference
-    from fedkeel.runs.trackers import tracked
+    from fedkeel.runs.from_config import task, train
 
     if directory.holds_run(out) and not fresh:
+        from fedkeel.runs.saved_config import difference
+
         if different := difference(out, config):
-            from_config.task(config)  # a setting that is wrong by itself is the better message
+            task(config)  # if a setting is wrong by itself, its message helps more
             raise ValueError(f"{different}; {OTHER}")
         if found := directory.summary(out, config.rounds):
             typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
-            return show.run_summary(found, out)
+            return _print_summary(found, out)
         typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")
-    with (
-        stopped(again or f"fedkeel resume {shlex.quote(str(out))}", lambda: directory.holds_run(out)),
-        tracked(trackers or {}, out.name, config.as_dict()) as log,
-        RoundBar(config.algorithm, config.rounds) as bar,
-    ):
-        found = from_config.train(config, out, resume=True, progress=lambda row: (bar(row), log(row)), fresh=fresh).summary()
-    show.run_summary(found, out)
+    try:
+        with contextlib.ExitStack() as stack:
+            listeners: list[Callable[[dict[str, Any]], None]] = []
+            if trackers:
+                from fedkeel.runs.trackers import tracked
+
+                listeners.append(stack.enter_context(tracked(trackers, out.name, config.as_dict())))
+            listeners.insert(0, stack.enter_context(RoundBar(config.algorithm, config.rounds)))
+
+            def report(row: dict[str, Any]) -> None:
+                for listener in listeners:
+                    listener(row)
+
+            found = train(config, out, resume=True, progress=report, fresh=fresh).summary()
+    except (KeyboardInterrupt, RoundError) as error:
+        from fedkeel.cli.interrupt import stopped
+
+        command = again or f"fedkeel resume {shlex.quote(str(out))}"
+        raise stopped(error, command, directory.holds_run(out)) from error.__cause__
+    _print_summary(found, out)
+
+
+def _print_summary(found: dict[str, Any], out: Path) -> None:
+    """The last lines of `fedkeel run`: the result, its cost, and where its files are. found: the summary of the run."""
+    rounds = found["rounds"]
+    if found["final_accuracy"] is None:
+        lines = {"train loss": f"{found['final_train_loss']:.4g}"}
+    else:
+        lines = {"accuracy": f"{found['final_accuracy']:.4f} final, {found['best_accuracy']:.4f} best"}
+    lines["floats"] = (
+        f"{amount(found['up'])} up, {amount(found['down'])} down per participating client "
+        f"({amount(found['up'] / rounds)} up, {amount(found['down'] / rounds)} down a round)"
+    )
+    lines["engine"] = found["engine"] + (f" ({found['engine_reason']})" if found["engine_reason"] else "")
+    if found["dropped"]:
+        lines["dropped"] = f"{found['dropped']} answers of clients; metrics.jsonl says whose and why"
+    lines["files"] = str(out)
+    print(f"{found['algorithm']}: {rounds} rounds in {found['seconds']:.1f} s")
+    for name, line in lines.items():
+        print(f"  {name:<10} {line}")
 
 
 add_commands(app)
@@ -149,12 +187,12 @@ def algorithms(
     ] = None,
 ) -> None:
     """List all methods with their costs, or show the page of one."""
-    from fedkeel.cli import tables as show
+    from fedkeel.cli.tables import algorithm_page, algorithm_table
 
     if name is None:
-        show.algorithm_table()
+        algorithm_table()
     else:
-        show.algorithm_page(name)
+        algorithm_page(name)
 
 
 @app.command()
@@ -186,9 +224,9 @@ def bench(
 @task_options(("data_dir",))
 def _datasets(ctx: typer.Context, settings: dict[str, Any]) -> None:
     if ctx.invoked_subcommand is None:
-        from fedkeel.cli import tables as show
+        from fedkeel.cli.tables import dataset_table
 
-        show.dataset_table(settings.get("data_dir"))
+        dataset_table(settings.get("data_dir"))
     elif settings:
         raise ValueError(
             f"option --data-dir belongs after the command: fedkeel datasets {ctx.invoked_subcommand} --data-dir"
@@ -208,12 +246,12 @@ def show_dataset(
         ),
     ] = None,
 ) -> None:
-    """Split a data set among clients and show how unlike they are: sizes, label entropy, who has which classes."""
-    from fedkeel.cli import tables as show
-    from fedkeel.runs import from_config
+    """Split a data set among clients and show how much they differ: sizes, label entropy, who has which classes."""
+    from fedkeel.cli.tables import split_table
     from fedkeel.runs.config import with_split_defaults
+    from fedkeel.runs.from_config import federation
 
-    show.split_table(from_config.federation(with_split_defaults(merged({"data": name}, settings))), plot)
+    split_table(federation(with_split_defaults(merged({"data": name}, settings))), plot)
 
 
 @deploy_app.command("init")
@@ -237,7 +275,7 @@ def deploy_picture(
     name: Annotated[str, typer.Argument(metavar="METHOD", help="A method. [dim]E.g. scaffold[/dim]")],
 ) -> None:
     """Print a drawing (SVG) of who keeps what and what travels when a method is deployed."""
-    from fedkeel.core.registry import make
+    from fedkeel.core.algorithm import make
     from fedkeel.deploy.picture import drawing
 
     typer.echo(drawing(make(name)), nl=False)
@@ -267,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    """An error in words, and the exit code that it deserves."""
+    """The message of an error, and the exit code."""
     if isinstance(error, typer.Abort):
         return "interrupted", 130
     if hasattr(error, "format_message"):  # typer's own: a missing argument, an unknown command
@@ -276,8 +314,6 @@ def _explained(error: Exception) -> tuple[str, int]:
     missing_package = isinstance(error, ImportError) and error.name is None  # Python's own errors have a name
     if isinstance(error, ValueError) or missing_package:
         return message, 2
-    from fedkeel.errors import StorageError
-
-    if isinstance(error, StorageError | fedkeel.RoundError):
+    if isinstance(error, StorageError | RoundError):
         return message, 2 if isinstance(error, StorageError) else 1
     return f"unexpected {type(error).__name__}: {message} (--debug shows the traceback)", 1

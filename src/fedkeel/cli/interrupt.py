@@ -1,24 +1,20 @@
-"""What is said when a command is stopped in the middle."""
+"""What the command line says about a command that was stopped."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-
 import typer
 
-import fedkeel
+from fedkeel.errors import RoundError
 
 
-@contextlib.contextmanager
-def stopped(command: str, kept: Callable[[], bool]) -> Iterator[None]:
-    """Says how to go on after Ctrl-C or a failed round, if something was kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: {command}" if kept() else "interrupted before the first round", err=True)
-        raise typer.Exit(130) from None
-    except fedkeel.RoundError as error:
-        if kept():
-            error.add_note(f"go on with: {command}")
-        raise
+def stopped(error: KeyboardInterrupt | RoundError, command: str, kept: bool) -> typer.Exit | RoundError:
+    """What to raise after Ctrl-C or a failed round. It says how to go on if something was kept.
+
+    command: the command that goes on.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        typer.echo(f"interrupted; go on with: {command}" if kept else "interrupted before the first round", err=True)
+        return typer.Exit(130)
+    if kept:
+        error.add_note(f"go on with: {command}")
+    return error

@@ -1,20 +1,16 @@
-"""Options of the command line that nobody writes by hand: one for every field of RunConfig and of the algorithm."""
+"""The options of the command line that follow from declarations: one for every setting and every hyper-parameter."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from fedkeel.runs.config import SETTINGS
-from fedkeel.runs.text_values import hyperparameters, literal
-
-if TYPE_CHECKING:
-    from fedkeel.runs.config import RunConfig
+from fedkeel.runs.config import SETTINGS, RunConfig, hyperparameters_from, literal
 
 NAMES = [name for name in SETTINGS if name != "hyperparameters"]
 
@@ -24,9 +20,9 @@ def flag(name: str) -> str:
 
 
 def task_options(names: Iterable[str] = NAMES) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command an option for each of these settings; it gets the given ones as the dictionary `settings`.
+    """Adds an option for each of these settings to a command. The command gets the given ones as the dictionary `settings`.
 
-    They arrive as text: RunConfig checks them, so that a wrong value is the same error in a file and on the command line.
+    RunConfig checks the values, so that a wrong value gives the same error in a file and on the command line.
     """
     names = list(names)
 
@@ -73,7 +69,7 @@ def _is_text(name: str) -> bool:
 
 
 class TaskCommand(TyperCommand):
-    """Takes options that it does not know for hyper-parameters, and leaves them in ctx.args as `name=value`, or `name`."""
+    """A command for which unknown options are hyper-parameters. They are in ctx.args, as `name=value` or `name`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
@@ -96,26 +92,25 @@ class TaskCommand(TyperCommand):
 
 
 def unknown(name: str, known: Iterable[str], otherwise: str) -> ValueError:
-    """The error of an option that nobody knows: the nearest ones, or what to do if there are none."""
+    """The error for an unknown option. It lists similar options. otherwise: the hint if there are none."""
     import difflib
 
     close = difflib.get_close_matches(name.replace("_", "-"), [z.replace("_", "-") for z in known], cutoff=0.6)
-    told = f"did you mean {', '.join(map(flag, close))}?" if close else otherwise
-    return ValueError(f"unknown option {flag(name)}; {told}")
+    hint = f"did you mean {', '.join(map(flag, close))}?" if close else otherwise
+    return ValueError(f"unknown option {flag(name)}; {hint}")
 
 
 def merged(study: Mapping[str, Any], settings: Mapping[str, Any], extra: Iterable[str] = ()) -> RunConfig:
-    """A study file's settings, changed by those of the command line; extra: hyper-parameters given there."""
+    """The settings of a study file, overridden by those of the command line. extra: hyper-parameters of the command line."""
     import dataclasses
 
-    from fedkeel.core.registry import lookup
-    from fedkeel.runs.config import RunConfig
+    from fedkeel.core.algorithm import lookup
 
     config = RunConfig(**study).changed(**settings)
     if not extra:
         return config
     fields = [field.name for field in dataclasses.fields(lookup(config.algorithm))]  # type: ignore[arg-type]
-    given = hyperparameters(config.algorithm, extra)
+    given = hyperparameters_from(config.algorithm, extra)
     for name in given:
         if name not in fields:
             raise unknown(name, (*fields, *NAMES, "out", "fresh"), f"{config.algorithm} has {', '.join(map(flag, fields))}")

@@ -2,19 +2,115 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
 
-from fedkeel.cli.interrupt import stopped
 from fedkeel.cli.options import NAMES, TaskCommand, task_options, unknown
-from fedkeel.cli.study_options import OVER_HELP, SHARED, StudyFile, shared_options
+from fedkeel.errors import RoundError
 
 TASK = [name for name in NAMES if name != "algorithm"]
+
+
+Fresh = Annotated[bool, typer.Option("--fresh", help="Replace what the directory holds. [dim]E.g. --fresh[/dim]")]
+StudyFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="STUDY.toml",
+        help="A study in a file: the options below with underscores, e.g. batch_size = 20, and more (docs/study.md). "
+        "Options override it. The study.toml that a study writes is such a file.",
+        show_default=False,
+    ),
+]
+OVER_HELP = (
+    "An axis: a setting or hyper-parameter and its values, or a range FROM:TO:POINTS-PER-DECADE. If you repeat it, "
+    "all combinations are run. [dim]E.g. --over lr=1e-4:1:3 --over concentration=0.1,1[/dim]"
+)
+
+
+def _option(flag: str, metavar: str, kind: Any, help: str, default: Any = None) -> tuple[Any, Any]:
+    return Annotated[kind, typer.Option(flag, metavar=metavar, help=help, show_default=False)], default
+
+
+TEXT, WHOLE, TEXTS = str | None, int | None, list[str] | None
+# name -> (type with help, default)
+SHARED: dict[str, tuple[Any, Any]] = {
+    "algorithms": _option(
+        "--algorithms", "NAMES", str, "Methods. [dim]E.g. --algorithms fedavg,scaffold,fedlada[/dim]", default=""
+    ),
+    "seeds": _option(
+        "--seeds",
+        "NUMBER",
+        WHOLE,
+        "Runs of every method, with the seeds SEED, SEED + 1, ... All of them have the same split, "
+        "that of --split-seed. Default 3. [dim]E.g. --seeds 5[/dim]",
+    ),
+    "target": _option(
+        "--target", "NUMBER", float | None, "Show the rounds and floats until this accuracy. [dim]E.g. --target 0.9[/dim]"
+    ),
+    "changes": _option(
+        "--set",
+        "METHOD.NAME=VALUE",
+        TEXTS,
+        "A hyper-parameter of one method. Several values are a grid to search. You can "
+        "repeat the option. [dim]E.g. --set fedlada.lr=0.01 --set fedavg.lr=0.01,0.1[/dim]",
+    ),
+    "search": _option(
+        "--search",
+        "KEY=VALUE",
+        TEXTS,
+        "How grids are searched: seed, metric, rounds, every, way (grid or coordinate), case. "
+        "You can repeat the option. [dim]E.g. --search way=grid --search rounds=100[/dim]",
+    ),
+    "jobs": _option(
+        "--jobs",
+        "NUMBER",
+        WHOLE,
+        "Runs at a time, each in a process of one thread (default: one per core). With 1, a run may "
+        "use all cores for its clients. [dim]E.g. --jobs 1[/dim]",
+    ),
+    "ray": _option(
+        "--ray", "ADDRESS", TEXT, "Run on a Ray cluster: local, auto or host:port. [dim]E.g. --ray 10.0.0.1:6379[/dim]"
+    ),
+    "tensorboard": _option(
+        "--tensorboard", "FOLDER", TEXT, "Also write event files for TensorBoard. [dim]E.g. --tensorboard runs/tb[/dim]"
+    ),
+    "mlflow": _option(
+        "--mlflow",
+        "URI",
+        TEXT,
+        "Also send rows to MLflow; '' is its default place. [dim]E.g. --mlflow sqlite:///mlflow.db[/dim]",
+    ),
+    "wandb": _option("--wandb", "PROJECT", TEXT, "Also send rows to Weights & Biases. [dim]E.g. --wandb fedkeel[/dim]"),
+    "fresh": (Fresh, False),
+}
+TensorBoard, MLflow, Wandb = (SHARED[name][0] for name in ("tensorboard", "mlflow", "wandb"))
+
+
+def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options above to a command. The command gets all of them as one argument, `shared`."""
+    signature = inspect.signature(command, eval_str=True)
+    kept = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.name != "shared"]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in SHARED.items()
+    ]
+
+    @functools.wraps(command)
+    def call(**given: Any) -> Any:
+        return command(shared=SimpleNamespace(**{name: given.pop(name) for name in SHARED}), **given)
+
+    call.__signature__ = signature.replace(parameters=kept + more)  # type: ignore[attr-defined]
+    return call
+
+
+# Commands ---
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -133,7 +229,7 @@ def report(
 ) -> None:
     """Write the page of a study or run, its figures as SVG and its table as CSV and LaTeX.
 
-    A study may still be under way: what is complete is shown.
+    If the study is not complete, the page shows what there is.
     """
     from fedkeel.study.report.write import report as make
 
@@ -164,11 +260,14 @@ def _refuse_unknown(ctx: typer.Context, *others: str) -> None:
 
 def _with_options(file: Mapping[str, Any], settings: Mapping[str, Any], shared: SimpleNamespace) -> dict[str, Any]:
     """The content of a study file, changed by the options of the command line."""
-    from fedkeel.study.changes import change_search, choose_methods, override, refuse_swept, set_values
+    from fedkeel.study.file import choose_methods, override
 
-    refuse_swept(file, settings)
-    changed = set_values(choose_methods(override(file, settings), shared.algorithms), shared.changes or [])
-    changed = change_search(changed, shared.search or [])
+    changed = choose_methods(override(file, settings), shared.algorithms)
+    if file.get("sweep") or shared.changes or shared.search:
+        from fedkeel.study.changes import change_search, refuse_swept, set_values
+
+        refuse_swept(file, settings)
+        changed = change_search(set_values(changed, shared.changes or []), shared.search or [])
     for key in ("seeds", "target"):
         if (value := getattr(shared, key)) is not None:
             changed[key] = value
@@ -196,8 +295,12 @@ def _run(ctx: typer.Context, file: dict[str, Any], shared: SimpleNamespace, out:
     options: dict[str, Any] = {"fresh": shared.fresh, "jobs": shared.jobs, "ray": shared.ray, "trackers": chosen}
     # With --fresh, going on would lose the runs that are complete.
     again = shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh")
-    with stopped(again, lambda: True):
+    try:
         results = run_study(study, out, store=store, command=ctx.obj, **options)
+    except (KeyboardInterrupt, RoundError) as error:
+        from fedkeel.cli.interrupt import stopped
+
+        raise stopped(error, again, kept=True) from error.__cause__
     screen.comparison(results, out)
     if any(row["errors"] for row in results["rows"]):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""What the commands of studies print: a table per case, ours beside the paper's, failures, files."""
+"""What compare, sweep and reproduce print: a table per case, the paper's numbers, failures and files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import Any
 
 from fedkeel.cli.tables import console, table
 from fedkeel.study.report.table_text import (
-    APART,
-    NOT_COMPARABLE,
-    differs,
-    in_paper_units,
+    beside_paper,
     not_reached_note,
-    paper_column,
-    paper_column_titles,
     place_columns,
     place_of,
     robustness_text,
@@ -45,9 +40,9 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
     for one in results["search"]:
         chosen = [trial for trial in one["trials"] if trial["chosen"]]
         values = {key: z for trial in chosen for key, z in trial.items() if key not in ("score", "error", "chosen")}
-        told = one["note"] or ", ".join(f"{key} {value_text(z, key)}" for key, z in values.items())
-        if told:
-            screen.print(f"search: {one['name']}: {told}", soft_wrap=True)
+        chosen_text = one["note"] or ", ".join(f"{key} {value_text(z, key)}" for key, z in values.items())
+        if chosen_text:
+            screen.print(f"search: {one['name']}: {chosen_text}", soft_wrap=True)
     for row in [row for row in rows if row["dropped"]]:
         screen.print(
             f"dropped: {row['name']}: {row['dropped']:.4g} answers of clients a run; metrics.jsonl says whose and why",
@@ -66,7 +61,7 @@ def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:
         shown.append({"method": line.pop("method"), **place_of(row, axes), **line})
     made = table(*(name if name == "method" else ">" + name.replace(" ", "\n", 1) for name in shown[0]))
     short = all(len(line["method"].partition("\n")[0]) <= 20 for line in shown)
-    for column in made.columns:  # a narrow screen breaks numbers at their ±, it does not cut them
+    for column in made.columns:  # On a narrow screen, numbers are broken at ± instead of cut.
         column.no_wrap = short and column is made.columns[0]
     for line in shown:
         made.add_row(*line.values())
@@ -75,37 +70,30 @@ def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:
 
 def _beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> None:
     """Two lines per method: ours and the paper's."""
-    metric = paper["metric"]
-    with_number = [row for row in rows if metric in row["paper"]]
-    if not with_number:
+    found = beside_paper(rows, paper)
+    if not found:
         return
-    unit = ", %," if metric.endswith("accuracy") else ""
-    made = table("method", "", *(f">{column}" for column in paper_column_titles(with_number, paper)))
+    _, *columns = found["heads"]
+    made = table("method", "", *(f">{column}" for column in columns))
     for column in made.columns:
         column.no_wrap = False
-    for method in dict.fromkeys(row["method"] for row in with_number):
-        mine = {paper_column(row, paper): row for row in with_number if row["method"] == method}
-        apart = {z: " ≠" * differs(row, paper) for z, row in mine.items()}
-        ours = [in_paper_units(mine[z], metric) + apart[z] if z in mine else "" for z in paper["at"]]
-        theirs = [str(mine[z]["paper"][metric]) if z in mine else "" for z in paper["at"]]
-        made.add_row(method, "ours", *ours)
-        made.add_row("", "paper", *theirs, style="dim")
-    console().print(f"\n{metric.replace('_', ' ')}{unit} beside {paper['where'] or 'the paper'}", style="bold")
+    for method, cells in found["lines"].items():
+        made.add_row(method, "ours", *(f"{z['ours']}{' ≠' if z['differs'] else ''}" if z else "" for z in cells))
+        made.add_row("", "paper", *(str(z["theirs"]) if z else "" for z in cells), style="dim")
+    console().print(f"\n{found['metric']}{', %,' if found['percent'] else ''} beside {found['where']}", style="bold")
     console().print(made)
-    if any(differs(row, paper) for row in with_number):
-        console().print(APART)
-    if not paper["comparable"]:
-        console().print(NOT_COMPARABLE)
+    if found["note"]:
+        console().print(found["note"])
 
 
 def recipe_table(recipes: Sequence[tuple[str, str, str, str]]) -> None:
-    """All recipes: (name, what it is, how many runs, how many trials of searches before them)."""
+    """All recipes: (name, title, number of runs, number of trials)."""
     shown = table("name", "what it is", ">runs", ">trials")
     shown.columns[0].no_wrap = True
     for row in recipes:
         shown.add_row(*row)
     console().print(shown)
-    console().print("trials: runs of the searches for step sizes and the like, before those that count.")
+    console().print("trials: runs that search for hyper-parameters, before the runs that count.")
     console().print(
         "`fedkeel reproduce NAME` runs one at the paper's scale, `--scale small` on a laptop, `--show` prints it."
     )

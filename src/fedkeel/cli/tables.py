@@ -1,4 +1,4 @@
-"""What the command line prints: the result of a run, tables of methods and data sets, a page per method."""
+"""What the command line prints: tables of methods and data sets, a page per method."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedkeel.wording import amount
-
 if TYPE_CHECKING:
     import numpy as np
 
     from fedkeel.core.algorithm import Algorithm
     from fedkeel.data.federation import Federation
 
-PIPE_WIDTH = 180  # nobody looks at the width of a pipe; grep wants whole lines
+PIPE_WIDTH = 180  # columns if the output goes to a pipe or file: long lines are easier to search than wrapped ones
 WIDE = 130  # columns from which the table of methods shows everything
 
 
 def console() -> Console:
-    """Where results go. In a terminal it is as wide as that; COLUMNS overrides."""
+    """Prints results, as wide as the terminal. The environment variable COLUMNS overrides that."""
     free = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if free else PIPE_WIDTH, highlight=False, markup=False)
 
 
 def table(*columns: str) -> Table:
-    """A table with one rule under its heading. A column that begins with '>' is set flush right."""
+    """A table with one rule under its heading. A column whose name begins with '>' is aligned to the right."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
     for column in columns:
         right = column.startswith(">")
@@ -39,37 +37,16 @@ def table(*columns: str) -> Table:
     return made
 
 
-def run_summary(found: dict[str, Any], out: Path) -> None:
-    """The end of `fedkeel run`: a few lines of what was found, at what cost, and where it lies."""
-    rounds = found["rounds"]
-    if found["final_accuracy"] is None:
-        lines = {"train loss": f"{found['final_train_loss']:.4g}"}
-    else:
-        lines = {"accuracy": f"{found['final_accuracy']:.4f} final, {found['best_accuracy']:.4f} best"}
-    lines["floats"] = (
-        f"{amount(found['up'])} up, {amount(found['down'])} down per participating client "
-        f"({amount(found['up'] / rounds)} up, {amount(found['down'] / rounds)} down a round)"
-    )
-    lines["engine"] = found["engine"] + (f" ({found['engine_reason']})" if found["engine_reason"] else "")
-    if found["dropped"]:
-        lines["dropped"] = f"{found['dropped']} answers of clients; metrics.jsonl says whose and why"
-    lines["files"] = str(out)
-    print(f"{found['algorithm']}: {rounds} rounds in {found['seconds']:.1f} s")
-    for name, line in lines.items():
-        print(f"  {name:<10} {line}")
-
-
 # Methods --------------------------------------------------------------------------------------------------------------
 
 
 def costs(kind: type[Algorithm]) -> dict[str, str]:
-    """What a method keeps and sends, in units of the model's size d: read off its records, as the engine does."""
+    """What a method keeps and sends, in units of the model's size d. Counted from its records, as the engine does."""
     import torch
 
     from fedkeel.core.algorithm import Plan
     from fedkeel.core.flat import Layers
-    from fedkeel.core.records import down_record, floats
-    from fedkeel.core.trial import trial_upload
+    from fedkeel.core.records import down_record, floats, trial_upload
 
     layers, d = Layers([6000, 4000]), 10000
     algo = kind().plan(Plan(N=10, S=10, K=10, T=100))
@@ -84,8 +61,8 @@ def costs(kind: type[Algorithm]) -> dict[str, str]:
 
 
 def algorithm_table() -> None:
-    """All methods; a narrow terminal shows fewer columns instead of broken ones."""
-    from fedkeel.core.registry import algorithms, lookup
+    """All methods. A narrow terminal shows fewer columns."""
+    from fedkeel.core.algorithm import algorithms, lookup
 
     screen = console()
     wide = screen.width >= WIDE
@@ -112,11 +89,11 @@ def algorithm_table() -> None:
 
 
 def algorithm_page(name: str) -> None:
-    """Everything about one method that a user needs to choose and set it."""
+    """What a user needs to know of one method to choose it and to set its hyper-parameters."""
     import dataclasses
 
+    from fedkeel.core.algorithm import lookup
     from fedkeel.core.hyperparameters import allowed
-    from fedkeel.core.registry import lookup
 
     kind = lookup(name)
     screen, facts, cost = console(), kind.facts, costs(kind)
@@ -158,9 +135,10 @@ def _value(value: Any) -> str:
 
 
 def dataset_table(data_dir: str | None = None) -> None:
-    """All data sets and whether they can be had here, without loading any."""
+    """All data sets, and whether their files are on this machine. Loads none of them."""
+    from fedkeel.data.catalogue import CATALOGUE
     from fedkeel.data.load import data_folder, digits
-    from fedkeel.data.named_sets import CATALOGUE, locate
+    from fedkeel.data.named_sets import locate
 
     folder, screen = data_folder(data_dir), console()
     wide = screen.width >= WIDE
@@ -179,9 +157,9 @@ def dataset_table(data_dir: str | None = None) -> None:
     for name, about, size, here, where in rows:
         shown.add_row(name, about, *([size, where] if wide else [here]))
     screen.print(shown)
-    told = f"the data directory {folder}" if folder else "no data directory: give --data-dir or set FEDKEEL_DATA"
-    screen.print(f"Looked in {told}." if folder else f"There is {told}.")
-    screen.print("`fedkeel datasets show NAME` splits one among clients and says how unlike they are.")
+    missing = "There is no data directory: give --data-dir or set FEDKEEL_DATA."
+    screen.print(f"Looked in the data directory {folder}." if folder else missing)
+    screen.print("`fedkeel datasets show NAME` splits one among clients and shows how much they differ.")
 
 
 def split_table(fed: Federation, plot: Path | None = None) -> None:
@@ -191,11 +169,11 @@ def split_table(fed: Federation, plot: Path | None = None) -> None:
     """
     import numpy as np
 
-    from fedkeel.data.label_plot import bubbles_text, label_counts, write_bubbles
+    from fedkeel.data.label_plot import bubbles_text, write_bubbles
     from fedkeel.data.texts import Texts
 
     screen, classes = console(), fed.classes or int(fed.y.max()) + 1
-    counts = label_counts(fed, classes)
+    counts = fed.label_counts(classes)
     if plot is not None:
         write_bubbles(counts, plot, ", ".join(f"{key} {value}" for key, value in fed.origin.items()))
     shape = "text" if isinstance(fed.x, Texts) else f"shape {' x '.join(map(str, fed.shape))}"

@@ -1,4 +1,5 @@
-"""What a federated method is: a frozen dataclass of hyper-parameters with `init`, `client` and `server`.
+"""What a federated method is: a frozen dataclass of hyper-parameters with `init`, `client` and `server`. And the registry,
+which knows every method by its name.
 
 State lives in records: NamedTuples of tensors that each method declares on top of its file. There is a record of the server,
 one that every client keeps between its rounds (None if it keeps nothing), and the upload. The engine counts what travels
@@ -8,21 +9,26 @@ from these records, so a method never states its cost.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import inspect
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-import numpy as np
-from torch import Tensor
-
-from fedkeel.core.flat import Layers
 from fedkeel.core.hyperparameters import check_value, python_number
-from fedkeel.core.records import Record
-from fedkeel.core.registry import import_file, registered
-from fedkeel.core.round import Round
-from fedkeel.core.steps import Steps
+from fedkeel.errors import nearest
+
+if TYPE_CHECKING:  # so that the list of methods is known without torch, for `fedkeel --help`
+    import numpy as np
+    from torch import Tensor
+
+    from fedkeel.core.flat import Layers
+    from fedkeel.core.records import Record
+    from fedkeel.core.round import Round
+    from fedkeel.core.steps import Steps
 
 # The exchanges of a run, in their order: the hook of the clients, and the hook of the server for their uploads.
 STEPS = {"warmup": "warmup_server", "survey": "survey_server", "client": "server"}
@@ -122,6 +128,9 @@ class Facts:
     needs: str  # what the model must show of its inside: "features", "blocks" or "" (core/features.py)
 
 
+# The registry: every method by its name ----------------------------------------------------------------------------
+
+registered: dict[str, type[Algorithm]] = {}
 A = TypeVar("A", bound=type[Algorithm])
 
 
@@ -213,3 +222,64 @@ def _check_free(name: str, cls: type[Algorithm]) -> None:
     taken = registered.get(name, cls)
     if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"algorithm: the name {name!r} is taken by {taken.__module__}.{taken.__qualname__}; choose another")
+
+
+def algorithms() -> list[str]:
+    """The names of all registered methods, in alphabetical order."""
+    _import_all()
+    return sorted(registered)
+
+
+def defaults(kind: type[Algorithm]) -> dict[str, Any]:
+    """The default of every hyper-parameter that has one. Runs that were stored before it existed are read with it."""
+    return {one.name: one.default for one in dataclasses.fields(kind) if one.default is not dataclasses.MISSING}  # type: ignore[arg-type]
+
+
+def lookup(name: str) -> type[Algorithm]:
+    """The class registered under `name`."""
+    if not isinstance(name, str):
+        raise ValueError(f"algorithm: expected a name, not {type(name).__name__}")
+    import_file(name)
+    if name not in registered:
+        _import_all()
+    if name not in registered:
+        raise ValueError(f"algorithm: unknown name {name!r}{nearest(name, registered)}")
+    return registered[name]
+
+
+def make(name: str, **hyperparameters: Any) -> Algorithm:
+    """The method `name` with its defaults, changed by the keywords."""
+    cls = lookup(name)
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in hyperparameters:
+        if key not in known:
+            raise ValueError(f"{name}: unknown hyper-parameter {key!r}{nearest(key, known)}")
+    return cls(**hyperparameters)
+
+
+@functools.cache
+def _files() -> list[str]:
+    package = importlib.import_module("fedkeel.methods")
+    return [module.name for module in pkgutil.iter_modules(package.__path__)]
+
+
+def import_file(name: str) -> None:
+    """Imports the file of one built-in method, which is faster than importing all."""
+    file = name.replace("-", "_")
+    if name not in registered and file in _files():
+        importlib.import_module(f"fedkeel.methods.{file}")
+
+
+def _import_all() -> None:
+    for name in _files():
+        importlib.import_module(f"fedkeel.methods.{name}")
+
+
+if not TYPE_CHECKING:  # names of version 0.1.0; a type checker sees only the names above
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):  # Python looks for __path__ at every import
+            raise AttributeError(name)
+        from fedkeel.old_paths import moved
+
+        return moved(__name__, name)

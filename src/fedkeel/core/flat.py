@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -159,6 +159,17 @@ class FlatModel:
     def named_buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers by name, for a `functional_call`."""
         return {name: b.clone() for name, _, _, b in _members(self.module, "_buffers")}
+
+    def cast(self, z: Tensor, prepare: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Samples or targets as the model takes them: on its device and in its memory format, after `prepare`.
+
+        Floating-point numbers get the model's dtype, whole numbers keep theirs.
+        """
+        z = z.to(self.device)
+        z = z if prepare is None else prepare(z)
+        z = z.to(self.dtype) if z.is_floating_point() else z
+        channels_last = self.layers.channels_last and z.dim() == 4
+        return z.contiguous(memory_format=torch.channels_last) if channels_last else z
 
     def vector(self) -> Tensor:
         """A copy of the parameters, [d]."""

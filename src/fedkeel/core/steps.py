@@ -1,7 +1,7 @@
 """The local steps of a round: each is a gradient oracle bound to one mini-batch.
 
-`Steps` is what a method sees. `OneClient` (core/one_client.py) runs one client on [d]; `ManyClients` (core/many_clients.py)
-runs a group of clients at once on [S, d].
+`Steps` and `Grad` are what a method sees. `OneClient` and `OneGrad` carry them out for one client, on [d], with the module's
+own forward and backward. `ManyClients` (core/many_clients.py) runs a group of clients at once, on [S, d].
 """
 
 from __future__ import annotations
@@ -10,18 +10,26 @@ import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fedkeel.core.dense_gradients import is_dense
-from fedkeel.core.features import OwnLoss
+from fedkeel.core.dense_gradients import Dense, is_dense
 from fedkeel.core.flat import FlatModel, Layers
+from fedkeel.core.torch_private import add_each, backward, copy_each, subtract_each
+
+if TYPE_CHECKING:
+    from fedkeel.core.features import OwnLoss
 
 Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
+# A full gradient takes its samples in pieces. A piece has at most CHUNK samples and at most NUMBERS input numbers, because a
+# network keeps thousands of bytes per number for its backward pass.
+CHUNK = 1024
+NUMBERS = 2**18
+TOKEN = 64  # a token counts as this many numbers, since the network turns it into a vector
 
 
 @dataclass
@@ -124,3 +132,192 @@ class Grad(ABC):
 def check_one_number(loss: Tensor) -> None:
     if loss.numel() != 1:
         raise ValueError(f"loss: it must be one number, the mean over the batch, but it has shape {list(loss.shape)}")
+
+
+# One client ----------------------------------------------------------------------------------------------------------
+
+
+class Workspace:
+    """Scratch vectors reused by every client of this process.
+
+    They are then still in the CPU's cache, and the model's parameters are already views of them.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.model = model = objective.model
+        self.dense = Dense(model) if objective.is_dense() else None
+        self.gradients: list[tuple[Tensor, list[Tensor]]] = []  # for the first, second, ... gradient of a step
+        self.points: list[Tensor] = []  # for the first, second, ... copy that a client makes
+
+    def gradient(self, call: int) -> tuple[Tensor, list[Tensor]]:
+        if call == len(self.gradients):
+            flat = self._vector()
+            self.gradients.append((flat, self.model.views(flat)))
+        return self.gradients[call]
+
+    def point(self, call: int) -> Tensor:
+        if call == len(self.points):
+            self.points.append(self._vector())
+        return self.points[call]
+
+    def _vector(self) -> Tensor:
+        return torch.empty(self.model.d, dtype=self.model.dtype, device=self.model.device)
+
+
+@dataclass
+class OneClient(Steps):
+    """The steps of one client, on [d], with the module's own forward and backward."""
+
+    objective: Objective
+    t: int
+    batches: Sequence[tuple[Any, Tensor]]  # (x, y) of every step
+    everything: Callable[[], tuple[Any, Tensor]]  # fetches all local data, which few methods need
+    workspace: Workspace
+    drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
+    losses: list[Tensor] = field(default_factory=list)  # the first loss of every step, for the history
+    seeds: Callable[[], Sequence[int]] = lambda: [0]
+
+    def __post_init__(self) -> None:
+        self.K = len(self.batches)
+        self.layers = self.objective.model.layers
+        self.points = 0
+
+    def __iter__(self) -> Iterator[Grad]:
+        for x, y in self.batches:
+            yield OneGrad(self, x, y)
+
+    def copy(self, x: Tensor) -> Tensor:
+        return self._point().copy_(x)
+
+    def zeros(self) -> Tensor:
+        return self._point().zero_()
+
+    def random(self, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
+        return draw(*self.generators).to(self.objective.model.device)
+
+    def _point(self) -> Tensor:
+        self.points += 1
+        return self.workspace.point(self.points - 1)
+
+    def full_grad(self, w: Tensor) -> Tensor:
+        x, y = self.everything()
+        total = torch.zeros_like(w)
+        views = self.objective.model.views(total)
+        pieces = -(-len(y) // at_once(x))  # of equal size: batch normalisation fails on a piece of one sample
+        for a, b in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
+            _, grads = self.backward(w, a, b, still=True)
+            add_each(views, grads[: len(views)], alpha=len(b) / len(y))
+        return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
+
+    def backward(
+        self, w: Tensor, x: Any, y: Tensor, still: bool, look: Callable[[], tuple[Tensor, Tensor]] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(loss, a gradient per parameter) at w.
+
+        still: the pass must not change the model's statistics.
+        look: called while the model is at w; returns its output, and a term to add to the loss for the gradient.
+        """
+        model = self.objective.model
+        model.bind(w)
+        kept = model.read_buffers() if still and model.has_buffers else None
+        with torch.enable_grad(), self.objective.rounding():
+            output, more = look() if look else (model.module(x), None)
+            loss = self.objective.loss(output, y)
+            total = loss if more is None else loss + more
+        if not loss.requires_grad:
+            raise ValueError("loss: it does not depend on the trained parameters; is it detached somewhere?")
+        found = gradients(total, model.trained)
+        if kept is not None:
+            model.write_buffers(kept)
+        return loss.detach(), found
+
+
+def at_once(x: Tensor) -> int:
+    """How many samples like x[0] a full gradient takes in one piece."""
+    return max(1, min(CHUNK, NUMBERS // max(1, x[0].numel() * (1 if x.is_floating_point() else TOKEN))))
+
+
+def gradients(loss: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The gradient of the loss for each parameter, zero for those on which it does not depend."""
+    check_one_number(loss)
+    found = backward(loss, parameters)
+    return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True))
+
+
+class OneGrad(Grad):
+    steps: OneClient
+
+    def __init__(self, steps: OneClient, x: Any, y: Tensor) -> None:
+        self.steps, self.x, self.y, self.calls = steps, x, y, 0
+        dense = steps.workspace.dense
+        self.dense = dense if dense and dense.takes(x, y) else None
+
+    def __call__(self, w: Tensor) -> Tensor:
+        flat, views = self.steps.workspace.gradient(self.calls)
+        if self.dense:
+            self._count(self.dense.gradient(w, self.x, self.y, views))
+        else:
+            copy_each(views, self._pieces(w))
+        return self._decayed(flat, w)
+
+    def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
+        from fedkeel.core.features import Net  # few methods look into the model
+
+        model, loss = self.steps.objective.model, self.steps.objective.loss
+
+        def look() -> tuple[Tensor, Tensor]:
+            output, term = own(Net(model), *(Net(model, z) for z in frozen), self.x, self.y, loss)
+            return output, (weight * term).reshape(())
+
+        flat, views = self.steps.workspace.gradient(self.calls)
+        copy_each(views, self._pieces(w, look))
+        return self._decayed(flat, w)
+
+    def _decayed(self, flat: Tensor, w: Tensor) -> Tensor:
+        decay = self.steps.objective.weight_decay
+        return flat.add_(w, alpha=decay) if decay else flat
+
+    def descend(self, w: Tensor, lr: float) -> None:
+        objective, model = self.steps.objective, self.steps.objective.model
+        if model.private:
+            self._descend_all(w, lr)
+        elif self.dense or objective.weight_decay or objective.clip:
+            super().descend(w, lr)
+        else:  # the same numbers, without copying the gradients into one flat vector
+            grads = self._pieces(w)
+            subtract_each(model.bound_views, grads, alpha=lr)
+
+    def _descend_all(self, w: Tensor, lr: float) -> None:
+        """The same step for the parameters that are sent and for the private ones. Both are clipped as one vector."""
+        objective, own = self.steps.objective, [p.data for p in self.steps.objective.model.private]
+        shared = self(w)
+        flat = torch.cat(
+            [shared, *((g + objective.weight_decay * p).flatten() for g, p in zip(self.private, own, strict=True))]
+        )
+        parts = self.steps.clip(flat).split_with_sizes([len(shared), *(p.numel() for p in own)])
+        w.sub_(parts[0], alpha=lr)
+        for p, g in zip(own, parts[1:], strict=True):
+            p.sub_(g.view(p.shape), alpha=lr)
+
+    def _pieces(self, w: Tensor, look: Callable[[], tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, ...]:
+        # A step moves the normalisation statistics once, to the batch at its first point: others are not trained there.
+        loss, grads = self.steps.backward(w, self.x, self.y, still=self.calls > 0, look=look)
+        self._count(loss)
+        if self.steps.objective.model.private:
+            shared = len(self.steps.objective.model.parameters)
+            grads, self.private = grads[:shared], grads[shared:]
+        return grads
+
+    def _count(self, loss: Tensor) -> None:
+        """Counts the gradients of this step. The history gets the loss of the first one."""
+        if self.calls == 0:
+            self.steps.losses.append(loss)
+        self.calls += 1
+
+    def loss(self, w: Tensor) -> Tensor:
+        from fedkeel.core.features import Net
+
+        objective = self.steps.objective
+        with objective.rounding():
+            loss = objective.loss(Net(objective.model, w)(self.x), self.y)
+        return (loss + 0.5 * objective.weight_decay * w.square().sum()).reshape(1)

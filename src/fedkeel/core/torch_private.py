@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import graph
 from torch.nn import functional
-from torch.nn.modules import batchnorm, dropout
+from torch.nn.modules import batchnorm, conv, dropout
 
 aten: Any = torch.ops.aten
 
@@ -173,7 +173,14 @@ PUBLIC_DROPOUTS: tuple[type, ...] = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
 )  # fmt: skip
 
-# For `isinstance`: batch normalisation; that and the other layers with statistics; dropout.
+PUBLIC_CONVOLUTIONS: tuple[type, ...] = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+    nn.LazyConv1d, nn.LazyConv2d, nn.LazyConv3d,
+    nn.LazyConvTranspose1d, nn.LazyConvTranspose2d, nn.LazyConvTranspose3d,
+)  # fmt: skip
+
+# For `isinstance`: batch normalisation; that and the other layers with statistics; dropout; convolutions.
 BATCH_NORMS: Any = getattr(batchnorm, "_BatchNorm", PUBLIC_BATCH_NORMS)
 NORMS: Any = getattr(batchnorm, "_NormBase", PUBLIC_NORMS)
 DROPOUTS: Any = getattr(dropout, "_DropoutNd", PUBLIC_DROPOUTS)
+CONVOLUTIONS: Any = getattr(conv, "_ConvNd", PUBLIC_CONVOLUTIONS)

@@ -115,6 +115,12 @@ class Federation:
         index = torch.from_numpy(rows)
         return self.x.index_select(0, index), self.y.index_select(0, index)
 
+    def label_counts(self, classes: int) -> np.ndarray:
+        """Samples of every class at every client, [N, C]."""
+        owner = np.repeat(np.arange(len(self)), self.sizes)
+        labels = self.y.numpy() if self.order is None else self.y.numpy()[self.order]
+        return np.bincount(owner * classes + labels, minlength=len(self) * classes).reshape(len(self), classes)
+
     def fingerprint(self) -> str:
         """A hash of all labels, of the split, and of up to 8191 inputs at regular distances."""
         digest = hashlib.blake2b(digest_size=16)

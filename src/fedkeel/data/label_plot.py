@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from fedkeel.data.federation import Federation
 
 MOST = 100  # clients in the picture
 CELL, MARGIN = 16, 56  # pixels of a cell, and around the picture
 COLOUR = "#2b6cb0"
 SIGNS = " ·∙•●⬤"  # from no samples to most
-
-
-def label_counts(fed: Federation, classes: int) -> np.ndarray:
-    """Samples of every class at every client, [N, C]."""
-    owner = np.repeat(np.arange(len(fed)), fed.sizes)
-    labels = fed.y.numpy() if fed.order is None else fed.y.numpy()[fed.order]
-    return np.bincount(owner * classes + labels, minlength=len(fed) * classes).reshape(len(fed), classes)
 
 
 def bubbles_svg(counts: np.ndarray, title: str = "") -> str:

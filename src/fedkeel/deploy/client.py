@@ -10,9 +10,8 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from fedkeel.core.algorithm import STEPS, Algorithm
+from fedkeel.core.algorithm import STEPS, Algorithm, make
 from fedkeel.core.records import Record
-from fedkeel.core.registry import make
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.arrays import arrays_of, to_arrays, to_record
 from fedkeel.deploy.client_memory import ClientMemory

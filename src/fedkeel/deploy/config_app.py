@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedkeel.core.registry import make
+from fedkeel.core.algorithm import make
 from fedkeel.deploy.client import MessageHandler
 from fedkeel.deploy.flower_config import checked_from_flower, from_flower, model_and_data, train_settings
 from fedkeel.deploy.limits import TIMEOUT

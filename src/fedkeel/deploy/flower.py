@@ -19,8 +19,7 @@ try:
 except ImportError:
     raise ImportError("fedkeel.deploy needs the package flwr: pip install 'fedkeel[flower]'") from None
 
-from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.registry import make
+from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.client import MessageHandler
 from fedkeel.deploy.flower_mods import adapted_mods, hides_uploads

@@ -9,8 +9,7 @@ import torch
 
 from fedkeel.core.algorithm import Algorithm, Plan
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import Record, down_record, floats
-from fedkeel.core.trial import trial_upload
+from fedkeel.core.records import Record, down_record, floats, trial_upload
 
 D = 1009  # the model size in the trial; no other dimension of a record has it, so it is printed as d
 N = 10

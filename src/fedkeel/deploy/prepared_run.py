@@ -17,9 +17,9 @@ from fedkeel.data.federation import Federation
 from fedkeel.deploy.arrays import DTYPES, record_digest
 from fedkeel.deploy.errors import InvalidMessage
 from fedkeel.deploy.messages import RunSettings
-from fedkeel.engine.allocator import keep_freed_memory
 from fedkeel.engine.client_work import ClientWork, PrivateLayers
 from fedkeel.engine.loss import objective
+from fedkeel.engine.machine import keep_freed_memory
 from fedkeel.engine.train import make_flat
 
 

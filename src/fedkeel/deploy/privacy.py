@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import STEPS, Algorithm, Plan
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import Record
-from fedkeel.core.trial import exchanges_of, trial_upload
+from fedkeel.core.records import Record, exchanges_of, trial_upload
 
 LAYERS = Layers([2, 1])  # of the smallest model that is not trivial
 D = sum(LAYERS.sizes)

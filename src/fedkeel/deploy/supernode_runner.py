@@ -20,8 +20,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedkeel.core.algorithm import STEPS
-from fedkeel.core.records import Record, check_finite
-from fedkeel.core.trial import trial_upload
+from fedkeel.core.records import Record, check_finite, trial_upload
 from fedkeel.deploy.arrays import arrays_of, count_bytes, dtype_name, record_digest, to_arrays, to_record
 from fedkeel.deploy.errors import WRONG_CLIENT, ClientFailed, InvalidMessage
 from fedkeel.deploy.messages import FIELDS, NEW, RunSettings, TrainReply, TrainRequest, fields_not_sent

@@ -19,15 +19,12 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.one_client import OneClient, Workspace
-from fedkeel.core.records import check_finite
-from fedkeel.core.steps import Objective
+from fedkeel.core.records import check_finite, exchanges_of, trial_upload
+from fedkeel.core.steps import Objective, OneClient, Workspace
 from fedkeel.core.torch_private import version
-from fedkeel.core.trial import exchanges_of, trial_upload
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
-from fedkeel.engine.inputs import model_input
-from fedkeel.engine.state.shared_memory import ALIGN
+from fedkeel.engine.state.store import ALIGN
 from fedkeel.errors import NotFinite
 
 FETCH_BYTES = 1 << 24  # samples of several clients are fetched together up to this size, so that they stay in the cache
@@ -235,7 +232,8 @@ class ClientWork:
 
     def cast(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Data as the model takes it: prepared, on its device, floating-point numbers in its dtype."""
-        x, y = model_input(self.objective.model, x, self.fed.prepare), model_input(self.objective.model, y)
+        model = self.objective.model
+        x, y = model.cast(x, self.fed.prepare), model.cast(y)
         return x, y.long() if self.objective.each is not None else y  # cross-entropy needs 64-bit class numbers
 
     def all_data(self, client: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.steps import Loss
 from fedkeel.data.federation import Prepare
-from fedkeel.engine.inputs import model_input
 
 CHUNK = 2048  # the most samples at a time
 NUMBERS = 1_000_000  # the most input numbers at a time: a network's activations may be a thousand times as many
@@ -31,7 +30,7 @@ def evaluate(
     if model.has_buffers:
         model.write_buffers(buffers)
     chunks = zip(inputs.split(at_a_time(inputs)), targets.split(at_a_time(inputs)), strict=True)
-    batches = ((model_input(model, a, prepare), model_input(model, b)) for a, b in chunks)
+    batches = ((model.cast(a, prepare), model.cast(b)) for a, b in chunks)
     with evaluating(model.module):
         mean, accuracy = scores(model.module, loss, batches)
     return {"test_accuracy": accuracy, "test_loss": mean}

@@ -23,28 +23,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import STEPS, Algorithm, Plan
+from fedkeel.core.algorithm import STEPS, Algorithm, Plan, defaults
 from fedkeel.core.flat import FlatModel, set_memory_format
-from fedkeel.core.records import check_finite, down_record, floats, form
-from fedkeel.core.registry import defaults
+from fedkeel.core.records import OrdinaryOrder, check_finite, check_records, down_record, floats, form, mean_floats
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
-from fedkeel.core.trial import OrdinaryOrder, check_records
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
-from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, Uploads, one_thread
+from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, Uploads, one_thread
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.result import Clients, Run
-from fedkeel.engine.runners.choice import EngineChoice, Runner
+from fedkeel.engine.runners.runner import EngineChoice, Runner
 from fedkeel.engine.settings import Settings
-from fedkeel.engine.state.checkpoint import (
+from fedkeel.engine.state.directory import (
+    RunDirectory,
     check_same,
     load_checkpoint,
     run_identity,
     save_checkpoint,
     server_from,
 )
-from fedkeel.engine.state.directory import RunDirectory
 from fedkeel.engine.state.store import open_store
 from fedkeel.errors import RoundError, describe
 
@@ -63,11 +61,6 @@ class ExchangeResult:
     uploads: Any  # record of [S, ...], without the clients that failed
     extra_columns: dict[str, Any]  # further columns for this round's row of the history
     cause: Exception | None  # the first fault, if it happened in this process
-
-
-def no_uploads(template: Any) -> Any:
-    """The uploads of an exchange in which all clients failed: a record of [0, ...]."""
-    return type(template)(*(z.new_empty((0, *z.shape)) for z in template))
 
 
 class Trainer:
@@ -183,11 +176,9 @@ class Trainer:
             self._check_enough(exchange, uploads, faults)
         kept = [position for position in range(len(exchange.ids)) if position not in uploads.faults]
         r = self._round_facts(exchange, kept, last)
-        up, buffers, losses = (
-            uploads.up or no_uploads(self.work.upload_templates()[exchange.stage]),
-            uploads.buffers,
-            uploads.losses,
-        )
+        up, buffers, losses = uploads.up, uploads.buffers, uploads.losses
+        if up is None:  # all clients failed, which a warm-up may survive
+            up = RecordStack(self.work.upload_templates()[exchange.stage], S=0).record
         if uploads.faults:
             up, buffers, losses = type(up)(*(z[kept] for z in up)), buffers[kept], losses[kept]
         try:
@@ -207,7 +198,7 @@ class Trainer:
             else:
                 self.store.commit(exchange.ids[position], slot)
         loss = math.fsum((r.p * losses).tolist())  # exact; a dot product may round differently for another alignment
-        return ExchangeResult(r, self._cost_up(up, r), loss, faults, up, uploads.extra_columns, uploads.cause)
+        return ExchangeResult(r, mean_floats(self.algo, up, r), loss, faults, up, uploads.extra_columns, uploads.cause)
 
     def _check_enough(self, exchange: Exchange, uploads: Uploads, faults: dict[str, str]) -> None:
         """Stops the run if too few clients answered, after a checkpoint from which it can resume."""
@@ -272,14 +263,6 @@ class Trainer:
         self.warmup = {"warmup_up": result.up, "warmup_down": floats(exchange.down), "warmup_faults": faults}
         self.warm = True
         self._checkpoint(due=True)
-
-    def _cost_up(self, up: Any, r: Round) -> float:
-        """Mean floats that a client sent. Only clients with the role `tracks` send the tracked fields."""
-        tracked = [name for name in self.algo.facts.tracked if name in up._fields]
-        size = {name: math.prod(z.shape[1:]) for name, z in up._asdict().items()}
-        extra = sum(size.pop(name) for name in tracked)
-        always = sum(size.values())
-        return always + extra * float(r.drawn.tracks.mean()) if tracked else float(always)
 
     def _evaluates(self, t: int) -> bool:
         """Does round t end with an evaluation?"""

@@ -1,4 +1,7 @@
-"""Versions of the packages, the processor, its cores, and the memory that this process takes."""
+"""The machine that a run uses: versions of the packages, the processor, its cores, the memory of this process.
+
+Also a setting of the memory allocator that makes training faster.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,14 @@ import numpy as np
 import torch
 
 from fedkeel import __version__
+
+OPT_OUT = "FEDKEEL_MALLOPT"  # an environment variable; 0 leaves the allocator as it is
+# Numbers of glibc's malloc.h, and our values in bytes.
+ALLOCATOR_OPTIONS = {
+    -3: 1 << 30,  # M_MMAP_THRESHOLD: blocks below 1 GB come from the heap, which is reused
+    -1: 1 << 30,  # M_TRIM_THRESHOLD: free memory at the end of the heap is returned to the system only beyond 1 GB
+    -2: 1 << 26,  # M_TOP_PAD: the heap grows by 64 MB at a time
+}
 
 
 def cores() -> int:
@@ -50,3 +61,16 @@ def forget_peak() -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep freed blocks for the next allocation, in the whole process (docs/engines.md).
+
+    By default glibc returns large blocks to the system after every operation. The page faults of the next operation then
+    cost more than its arithmetic.
+    """
+    if sys.platform == "linux" and os.environ.get(OPT_OUT) != "0":
+        with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+            mallopt = ctypes.CDLL(None).mallopt
+            for option, value in ALLOCATOR_OPTIONS.items():
+                mallopt(option, value)

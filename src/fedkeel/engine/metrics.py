@@ -1,7 +1,7 @@
 """Measurements that the papers report beside test accuracy. Each is costly, so a run makes only those that you name.
 
 All of them look at the end of a round: at the new global model x', and at what the clients and the server did to get there.
-They read the same records, whichever engine ran the clients. Their names are checked in `engine/metric_names.py`.
+They read the same records, whichever engine ran the clients.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.one_client import OneClient
+from fedkeel.core.algorithm import Algorithm, Plan
+from fedkeel.core.flat import Layers
+from fedkeel.core.records import trial_upload
 from fedkeel.core.round import Round
+from fedkeel.core.steps import OneClient
 from fedkeel.engine.client_work import ClientWork
 from fedkeel.engine.evaluation import at_a_time, evaluating, scores
-from fedkeel.engine.metric_names import control_variate
 from fedkeel.engine.state.store import Store
 from fedkeel.rules.cone_qp import TOLERANCE
+
+CONTROL_VARIATES = ("c", "y", "lam")  # fields of a client's record that estimate its gradient (or Adam direction)
 
 
 @dataclass
@@ -143,3 +147,41 @@ METRICS: dict[str, Callable[[MetricInputs], dict[str, float]]] = {
     "tracking": tracking,
     "qp": qp,
 }
+
+
+# Which method has which measurement? ---------------------------------------------------------------------------------
+
+
+def check_defined(names: Sequence[str], algo: Algorithm) -> None:
+    """Raises if a measurement needs something that this method does not have."""
+    if names and algo.facts.private:
+        raise ValueError(f"metrics: {algo.name} does not have one global model, so only its accuracy can be measured")
+    if "tracking" in names and control_variate(algo.init(torch.zeros(2))[1]) is None:
+        kept = ", ".join(CONTROL_VARIATES)
+        raise ValueError(f"metrics: 'tracking' is not defined for {algo.name}: its clients keep no {kept}")
+    if "qp" in names and not _has_memory(algo):
+        raise ValueError(
+            f"metrics: 'qp' is not defined for {algo.name}; only for gradma, gradma-s and methods with such a server"
+        )
+    displaced = {"consistency", "drift"} & set(names)
+    if displaced and not _uploads_dx(algo):
+        raise ValueError(
+            f"metrics: {min(displaced)!r} is not defined for {algo.name}: it does not upload dx, local minus global model"
+        )
+
+
+def control_variate(record: Any) -> Any:
+    """The control variate in a record of a client or server; None if it has none."""
+    return next((getattr(record, name) for name in CONTROL_VARIATES if hasattr(record, name)), None)
+
+
+def _has_memory(algo: Algorithm) -> bool:
+    """Does it have what `qp` reads: a server momentum with decays, a memory of displacements, and new displacements?"""
+    server = algo.init(torch.zeros(2))[0]
+    kept = all(hasattr(server, name) for name in ("m", "D", "ids"))
+    return kept and hasattr(algo, "beta1") and hasattr(algo, "beta2") and _uploads_dx(algo)
+
+
+def _uploads_dx(algo: Algorithm) -> bool:
+    planned = algo.plan(Plan(N=1, S=1, K=1.0, T=1))
+    return hasattr(trial_upload(planned, "client", Layers([2, 1]), torch.float32), "dx")

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.trial import OrdinaryOrder
+from fedkeel.core.records import OrdinaryOrder
 from fedkeel.engine.machine import peak_memory
 from fedkeel.engine.state.store import Store
 

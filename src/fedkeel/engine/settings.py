@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
+METRICS = ("train", "gradient_norm", "consistency", "drift", "tracking", "qp")  # engine/metrics.py measures them
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # nothing can stop a client of these engines
 
 
@@ -113,7 +114,8 @@ class Settings:
         "gradient_norm, consistency and drift of local models, tracking (error of control variates), qp (GradMA).",
         group="Training",
         example=["train", "drift"],
-        allowed="a list of names: train, gradient_norm, consistency, drift, tracking, qp",
+        choices=METRICS,
+        allowed=f"a list of names: {', '.join(METRICS)}",
     )
     engine: str = setting(
         "auto",
@@ -201,8 +203,6 @@ class Settings:
 
     def check_with(self, algo: Algorithm, N: int, remote: bool = False) -> None:
         """The checks that need the method or the number of clients. remote: the clients are on other machines."""
-        from fedkeel.engine.metric_names import check_metrics
-
         self.check_clients(N)
         check_engine(self.engine)
         if self.timeout is not None and self.engine in IN_PROCESS and not remote:
@@ -215,7 +215,10 @@ class Settings:
             )
         if algo.facts.uniform and self.weights != "uniform":
             raise ValueError(f"weights = {self.weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
-        check_metrics(self.metrics, algo)
+        if self.metrics:
+            from fedkeel.engine.metrics import check_defined
+
+            check_defined(self.metrics, algo)
 
     def check_clients(self, N: int) -> None:
         """The checks that need the number of clients."""
@@ -283,11 +286,8 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     value = python_number(value)
     if field.name == "cohort":
         return _cohort(value)
-    if field.name == "metrics":
-        # A text is a collection too, of letters.
-        if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(z, str) for z in value):
-            raise refuse("metrics", value, allowed(field))
-        return list(value)
+    if isinstance(field.default, tuple):
+        return _names(field, value)
     if field.name == "device":  # torch itself says whether there is such a device
         if isinstance(value, bool) or not (
             value is None or isinstance(value, str | int) or type(value).__name__ == "device"
@@ -304,6 +304,17 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     if isinstance(value, int) and value >= 2**bits:
         raise refuse(field.name, value, f"a whole number < 2**{bits}")
     return float(value) if isinstance(value, int) and field.type in ("float", "float | None") else value
+
+
+def _names(field: dataclasses.Field[Any], value: Any) -> list[str]:
+    """The value of a setting that is a list of names."""
+    # A text is a collection too, of letters.
+    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(z, str) for z in value):
+        raise refuse(field.name, value, allowed(field))
+    for name in value:
+        if name not in field.metadata["choices"]:
+            raise ValueError(f"{field.name}: unknown name {name!r}{nearest(name, field.metadata['choices'])}")
+    return list(value)
 
 
 def _batch_size(field: dataclasses.Field[Any], value: Any) -> int | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.features import check_inside
+from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.core.flat import FlatModel, copy_of, set_memory_format
-from fedkeel.core.registry import make
+from fedkeel.core.steps import Loss, check_one_number
 from fedkeel.data.federation import Federation
-from fedkeel.engine.allocator import keep_freed_memory
-from fedkeel.engine.compatibility import check_fit
+from fedkeel.engine.evaluation import evaluating
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
+from fedkeel.engine.machine import keep_freed_memory
 from fedkeel.engine.result import Run
-from fedkeel.engine.runners.choice import EngineChoice, Remote
+from fedkeel.engine.runners.runner import EngineChoice, Remote
 from fedkeel.engine.settings import Settings, check_loss, check_out, check_store
 from fedkeel.errors import describe, refuse
 
@@ -203,7 +203,10 @@ def train_checked(
         raise ValueError("train: inside torch.inference_mode() nothing can be trained; call it outside")
     keep_freed_memory()
     flat = make_flat(model, settings.seed, settings.device, dtype, algo.facts.private, settings.memory_format)
-    check_inside(flat.module, algo.facts.needs, algo.name)
+    if algo.facts.needs:
+        from fedkeel.core.features import check_inside
+
+        check_inside(flat.module, algo.facts.needs, algo.name)
     if remote is None:
         check_fit(flat, fed, (fed.x, fed.y), loss)
     if fed.test is not None:
@@ -221,3 +224,55 @@ def train_checked(
 
     with RoundBar(algo.name, settings.rounds) as bar:
         return trainer.fit(bar)
+
+
+# Do model, data and loss fit together? -----------------------------------------------------------------------------
+
+
+def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], loss: Loss | None, where: str = "") -> None:
+    """Raises if the model does not take the data, or has no output for some label. With a loss of the user's: raises if the
+    loss does not take output and target. where: the start of the message."""
+    labels = data[1]
+    x, y = model.cast(data[0][:2], fed.prepare), labels[:2].to(model.device)
+    try:
+        with torch.enable_grad(), evaluating(model.module):  # in training mode, BatchNorm may refuse so few samples
+            output = model.module(x)
+    except Exception as error:
+        raise ValueError(f"{where}model: it does not take samples of shape {list(x.shape[1:])}: {error}") from error
+    if loss is not None:
+        return _check_loss(loss, output, model.cast(y), where)
+    if labels.is_floating_point():
+        raise ValueError(
+            f"{where}loss: the targets are not class numbers; pass loss=, for example torch.nn.functional.mse_loss"
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if not isinstance(output, Tensor) or output.dim() < 2 or low < 0 or high >= output.shape[-1]:
+        width = output.shape[-1] if isinstance(output, Tensor) and output.dim() > 1 else "no"
+        raise ValueError(
+            f"{where}labels: they go from {low} to {high}, but the model has {width} outputs (labels start at 0)"
+        )
+    if y.shape != output.shape[:-1]:
+        raise ValueError(
+            f"{where}labels: their shape {list(y.shape[1:])} per sample does not fit the output {list(output.shape[1:])}"
+        )
+
+
+def _check_loss(loss: Loss, output: Any, target: Tensor, where: str) -> None:
+    """Raises if the loss does not return one number that depends on the output. An exception inside of it is ignored: it may
+    need more than the two samples of this check."""
+    try:
+        inspect.signature(loss).bind(output, target)
+    except TypeError as error:
+        raise ValueError(f"{where}loss: it must take two arguments, output and target: {error}") from None
+    except ValueError:  # Python does not know the arguments of some functions written in C
+        pass
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            value = loss(output, target)
+    except Exception:
+        return
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{where}loss: it returns a {type(value).__name__}; it must be a tensor, the mean over the batch")
+    check_one_number(value)
+    if not value.requires_grad:
+        raise ValueError(f"{where}loss: it does not depend on the trained parameters; is it detached somewhere?")

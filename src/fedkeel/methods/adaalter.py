@@ -1,4 +1,4 @@
-"""Local AdaAlter: local AdaGrad with a denominator that is only renewed between rounds."""
+"""Local AdaAlter: local AdaGrad whose denominator changes only between rounds."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,18 +35,18 @@ class Up(NamedTuple):
 class AdaAlter(Algorithm):
     """Clients run AdaGrad with the server's sum of squared gradients, frozen in the round, and collect squares for the next.
 
-    Prefer it to local Adam where clients differ: all divide by the same vector, so their average is still a preconditioned
-    gradient step, and clients keep nothing. All steps shrink over the rounds, as in AdaGrad.
+    Prefer it to local Adam where clients differ: all clients divide by the same vector, so their average is still a
+    preconditioned gradient step, and clients keep nothing. All steps shrink over the rounds, as in AdaGrad.
 
     Differs from the released code: no warm-up of the learning rate.
-    UNCONFIRMED: the paper's listing seems to have sqrt(v + k eps^2), with k the step in the round; `eps_mode="k_eps2"` is
-    that from memory, and the default is the code's sqrt(v + eps).
+    UNCONFIRMED: the paper's listing seems to have sqrt(v + k eps^2), with k the step in the round. `eps_mode="k_eps2"`
+    writes that from memory. The default is sqrt(v + eps), as in the code.
     """
 
     lr: float = hp(0.5, "eta, local step size", above=0)
     eps: float = hp(1.0, "added to v under the root", above=0)
     eps_mode: str = hp("const", "what is added to v: eps, or k eps^2 in step k = 1..K", choices=("const", "k_eps2"))
-    v0: float = hp(0.0, "first sum of squared gradients", least=0)
+    v0: float = hp(0.0, "initial sum of squared gradients", least=0)
 
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x=x, v=torch.full_like(x, self.v0)), None

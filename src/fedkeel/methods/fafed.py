@@ -50,10 +50,10 @@ class FAFED(Algorithm):
     Prefer it when gradients are noisy, all clients take part in every round and three vectors per round are affordable.
     The first momentum takes one batch of every client before round 0.
 
-    Differs from public code: the gradient at x_prev counts in full, so that the noise of the batch cancels; the script for
-    images multiplies it by 0.95 (its `ext`), the one for texts does not. As in that code, a client's first x_prev is x_0,
-    where the first momentum was taken, and not the model x_1 = x_0 - lr m_0 from which round 0 starts; and after an
-    exchange the new global model is compared with the client's own last point.
+    Differs from public code: the gradient at x_prev counts in full, so that the noise of the batch cancels. (The script for
+    images multiplies it by 0.95, its `ext`; the script for texts does not.) As in that code, a client's first x_prev is
+    x_0, where the first momentum was taken, although round 0 starts from x_1 = x_0 - lr m_0. Also as in that code, the
+    first step of a round compares the new global model with the client's last point.
     UNCONFIRMED: a, beta and rho are the defaults of the public scripts; the paper's values are not known. In its theory
     lr and a decay; here they are constant.
     """
@@ -62,7 +62,7 @@ class FAFED(Algorithm):
     a: float = hp(0.1, "how fast the momentum forgets: 1 is plain SGD", least=0, most=1)
     beta: float = hp(0.1, "decay of the second moment", least=0, below=1)
     rho: float = hp(0.1, "added to the root of v", above=0)
-    allow_partial: bool = hp(False, "run although some clients sit out rounds, which the method is not made for")
+    allow_partial: bool = hp(False, "allow rounds without some clients, although the method is made for all")
 
     def plan(self, p: Plan) -> Self:
         need_everyone(self.name, p, self.allow_partial)

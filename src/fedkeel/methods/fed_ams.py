@@ -42,10 +42,10 @@ class FedAMS(Algorithm):
     Prefer it to LocalAdam where clients differ: all of them divide by the same vector, so their average is still a
     preconditioned gradient step. Clients keep their first moment.
 
-    Differs from the paper: the listing of Chen et al. was not available; this is Fed-LAMB's Algorithm 1 without layer norms
-    and weight decay. As in the code of Fed-LAMB's authors, round 0 divides by the client's own sqrt(v) + eps, since v_hat
-    is still eps; `first_round="frozen"` switches that off. Unlike that code,
-    v starts each round at the server's v_hat (the code keeps a client's own), and nothing is added to the root of v_hat.
+    Differs from the paper: the listing of Chen et al. was not available. This is Fed-LAMB's Algorithm 1 without layer norms
+    and weight decay. As in the code of Fed-LAMB's authors, round 0 divides by sqrt(v) + eps of the client, because v_hat is
+    still eps; `first_round="frozen"` switches that off. Unlike in that code, v starts each round at the server's v_hat (in
+    the code each client keeps its v), and nothing is added to the root of v_hat.
     """
 
     lr: float = hp(1e-3, "eta_l, local step size", above=0, grid=(1e-4, 3e-4, 5e-4, 1e-3, 3e-3, 5e-3, 0.01, 0.03, 0.05, 0.1))

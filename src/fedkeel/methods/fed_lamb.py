@@ -44,11 +44,11 @@ class FedLAMB(Algorithm):
     Prefer it for deep networks and large batches: one learning rate serves layers of very different scale, and no client
     can move a layer further than another. Clients keep their first moment.
 
-    Differs from the paper: where a layer is all zero (fresh biases) its trust ratio is 1, since the identity would freeze
-    it for ever; v is updated from the step before (the listing's index points to the round before, a slip).
-    Differs from the authors' code: v starts each round at the server's v_hat, as listed (the code keeps a client's own),
-    and nothing is added to the root of v_hat. In round 0 that code divides by the client's own sqrt(v) + eps, since v_hat
-    is still eps: `first_round="local_v"` does so, too.
+    Differs from the paper: a layer that is all zero (new biases) has trust ratio 1; otherwise it would stay zero for ever.
+    v is updated from its value one step before. (The listing's index points to the round before, which must be a misprint.)
+    Differs from the authors' code: v starts each round at the server's v_hat, as listed (in the code each client keeps its
+    v), and nothing is added to the root of v_hat. In round 0 that code divides by sqrt(v) + eps of the client, because
+    v_hat is still eps; `first_round="local_v"` does the same.
     """
 
     lr: float = hp(

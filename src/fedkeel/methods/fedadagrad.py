@@ -38,15 +38,16 @@ class Up(NamedTuple):
 class FedAdagrad(Algorithm):
     """Clients run SGD; the server takes the mean displacement as a gradient and makes an AdaGrad step with it.
 
-    Prefer it to FedAdam for sparse features that few clients have: a coordinate's step only shrinks as far as it has
-    moved. All steps shrink over the rounds, so runs that are long or begin badly do better with FedAdam or FedYogi.
+    Prefer it to FedAdam for sparse features that few clients have: the step of a coordinate shrinks only as far as the
+    coordinate has moved. All steps shrink over the rounds, so long runs and runs that start badly do better with FedAdam
+    or FedYogi.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
     server_lr: float = hp(0.05, "eta_g, server step size", above=0)
     beta1: float = hp(0.0, "decay of the first moment", least=0, below=1)
     tau: float = hp(1e-3, "added to the root of v", least=0)
-    v0: float | None = hp(None, "first second moment; None: tau^2", least=0)
+    v0: float | None = hp(None, "initial second moment; None: tau^2", least=0)
 
     def init(self, x: Tensor) -> tuple[Server, None]:
         v0 = self.tau**2 if self.v0 is None else self.v0

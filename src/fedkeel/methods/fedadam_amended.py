@@ -42,8 +42,8 @@ class Up(NamedTuple):
 class FedAdamAmended(Algorithm):
     """FedCM's clients and FedAdam's server: local steps mix the gradient (alpha) with the last round's mean direction.
 
-    The FedLADA paper uses it to ask whether the amendment helps global adaptivity, too, and finds that it does not; prefer
-    FedAdam, FedCM or FedLADA for use. With alpha = 1 it is FedAdam.
+    The FedLADA paper uses it to test whether the amendment also helps an adaptive server, and finds that it does not. For
+    practical use prefer FedAdam, FedCM or FedLADA. With alpha = 1 it is FedAdam.
 
     Differs from the paper, which only describes it in words: the amendment is the mean local direction dx / (lr K), as in
     FedCM, and not the server's Adam step; beta is the weight of the old value and there is no bias correction.
@@ -55,7 +55,7 @@ class FedAdamAmended(Algorithm):
     beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
     beta2: float = hp(0.99, "decay of the second moment", least=0, below=1)
     tau: float = hp(1e-3, "added to the root of v", least=0)
-    v0: float | None = hp(None, "first second moment; None: tau^2", least=0)
+    v0: float | None = hp(None, "initial second moment; None: tau^2", least=0)
 
     def init(self, x: Tensor) -> tuple[Server, None]:
         v0 = self.tau**2 if self.v0 is None else self.v0

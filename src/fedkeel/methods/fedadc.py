@@ -38,8 +38,8 @@ class FedADC(Algorithm):
     Prefer it to FedAvgM when clients drift: the momentum acts while they compute their gradients. With beta_g = beta_l it
     is FedCM with alpha = 1 - beta_l and its learning rate divided by alpha, so choose a small lr.
 
-    UNCONFIRMED: the listing is from memory. Public code supports the local step g + beta_l m, but neither the 1 / K nor
-    the server's beta_g - beta_l; both are what makes the identity with FedCM hold. The paper's Nesterov form is left out.
+    UNCONFIRMED: the listing is from memory. Public code confirms the local step g + beta_l m, but neither the 1 / K nor the
+    server's beta_g - beta_l. The identity with FedCM holds because of these two. The paper's Nesterov form is left out.
     """
 
     lr: float = hp(0.01, "eta_l, local step size", above=0)

@@ -22,7 +22,7 @@ class Up(NamedTuple):
 
 @algorithm(
     "fedadt",
-    paper="Gao et al. 2023, FedADT; only the abstract was at hand",
+    paper="Gao et al. 2023, FedADT; only the abstract was available",
     sends="x",
     exact=False,
     family="client-adaptive",
@@ -32,8 +32,8 @@ class Up(NamedTuple):
 class FedADT(Algorithm):
     """Local Adam whose numerator also holds a moving average of the gradient's changes, to react to them early.
 
-    It is here because the papers of this library compare with it; prefer LocalAdam or FAdamGT for use. Clients keep
-    nothing: all moments start at 0 in every round.
+    It is here because the papers of this library compare with it. For practical use prefer LocalAdam or FAdamGT. Clients
+    keep nothing: all moments start at 0 in every round.
 
     UNCONFIRMED: the whole update. The abstract speaks of an adaptive local step with a moving average of gradient
     differences; the formula and all constants are assumed, so keep it out of comparisons.

@@ -39,10 +39,10 @@ class Up(NamedTuple):
 class FedAMS(Algorithm):
     """FedAdam whose second moment never decreases and is never below eps, so that no coordinate takes a huge step.
 
-    Prefer it to FedAdam when training is unstable late in a run. Not to be mistaken for fed-ams, which runs AMSGrad on the
+    Prefer it to FedAdam when training is unstable late in a run. Do not confuse it with fed-ams, which runs AMSGrad on the
     clients (some papers call that one FedAMS).
 
-    Differs from the authors' code: no bias correction unless `bias_correction` asks for it.
+    Differs from the authors' code: no bias correction unless you set `bias_correction`.
     UNCONFIRMED: option "amsgrad" (eps added to the root instead of a floor, v_hat still starting at eps) is assumed from
     the paper's second option; the authors' code does not have it.
     """
@@ -52,7 +52,7 @@ class FedAMS(Algorithm):
     beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
     beta2: float = hp(0.99, "decay of the second moment", least=0, below=1)
     eps: float = hp(1e-3, "first and smallest v_hat", above=0)
-    option: str = hp("max", "denominator: root of v_hat >= eps, or root of v_hat, plus eps", choices=("max", "amsgrad"))
+    option: str = hp("max", "denominator: sqrt(v_hat) with v_hat >= eps, or sqrt(v_hat) + eps", choices=("max", "amsgrad"))
     bias_correction: bool = hp(False, "divide the moments by 1 - beta^(t + 1), as the authors' code does")
 
     def init(self, x: Tensor) -> tuple[Server, None]:

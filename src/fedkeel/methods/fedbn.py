@@ -33,10 +33,10 @@ class FedBN(Algorithm):
     """FedAvg that neither sends nor averages batch-normalisation layers: every client keeps and trains its own.
 
     Prefer it when clients see the same labels in inputs of another kind (other scanners, other cameras). A model without
-    such layers makes it FedAvg. The engine keeps what is private (`private=True`), and `grad.descend` trains it along.
+    such layers makes it FedAvg. The engine keeps the private layers (`private=True`), and `grad.descend` trains them too.
 
-    Differs from the paper: there is no global model to test; `test_accuracy` is that of the shared layers with the averaged
-    normalisation of the last round, `client_accuracy` the mean over its participants with their own.
+    Differs from the paper: there is no global model to test. `test_accuracy` uses the shared layers with the averaged
+    normalisation of the last round. `client_accuracy` is the mean over its participants, each with its own layers.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)

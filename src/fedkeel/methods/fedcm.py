@@ -37,7 +37,7 @@ class FedCM(Algorithm):
     Prefer it under partial participation with stateless clients: the shared direction aligns clients that rarely take
     part. The smaller alpha, the less the clients drift and the staler the direction.
 
-    Weight decay is part of the gradient, and so is multiplied by alpha; with `wd_outside_mix` it is not, as in public code.
+    Weight decay is part of the gradient, so alpha multiplies it. With `wd_outside_mix` it does not, as in public code.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)

@@ -40,13 +40,13 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Algorithm):
-    """Each client's loss gets a linear and a quadratic term under which its minimiser is the global one at convergence.
+    """Each client's loss gets a linear and a quadratic term. At convergence its minimiser is then the global one.
 
     Prefer it to SCAFFOLD when local work is long enough to nearly solve the local problem: same fixed point, half the
     communication. With few local steps choose a larger alpha, since the server divides by it; alpha = 0 is not FedAvg.
 
-    Differs from the authors' code: alpha is not scaled with the clients' sizes, and x, the server's model, is evaluated,
-    not the mean of all local models.
+    Differs from the authors' code: alpha is not scaled with the clients' sizes. The model that is evaluated is x, the
+    server's, not the mean of all local models.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)

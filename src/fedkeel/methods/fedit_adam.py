@@ -38,12 +38,12 @@ class Up(NamedTuple):
 class FedITAdam(Algorithm):
     """Clients fine-tune low-rank adapters (LoRA) of a shared frozen model with AMSGrad; the server averages the adapters.
 
-    The baseline for language models: of GPT-2, 1.9 % of the weights travel. The model decides which
-    parameters are trained (`--model hf:NAME`). A method sees one vector, so every other method trains adapters as well.
-    Prefer FedIT-AdamGT where clients differ.
+    The baseline for language models: with GPT-2, 1.9 % of the weights travel. The model decides which parameters are
+    trained (`--model hf:NAME`). A method sees one vector, so every other method can train adapters, too. Prefer
+    FedIT-AdamGT where clients differ.
 
     Differs from the paper: it only says "FedIT with Adam"; this is its Algorithm 1 with the tracking switched off. The two
-    factors of an adapter are averaged each by itself, as FedIT does: the mean of the products is another matrix.
+    factors of an adapter are averaged separately, as FedIT does, although the mean of the products is another matrix.
     Default step sizes: those for 20 Newsgroups.
     """
 

@@ -42,8 +42,8 @@ class Up(NamedTuple):
 class FedITAdamET(Algorithm):
     """FedIT-Adam whose every step is corrected by y - y_i, the tracked mean directions of all clients and of this one.
 
-    In its paper it needs about as many rounds as FedIT-Adam; prefer FedIT-AdamGT. All participants track (Y = S), for
-    adapters are small.
+    In its paper it needs about as many rounds as FedIT-Adam; prefer FedIT-AdamGT. All participants track (Y = S),
+    because adapters are small.
 
     Differs from the paper: v_hat restarts at the stored v (the listing leaves it open), and the server adds y_i's change
     (line 29; line 27 prints another difference). Default step sizes: those for 20 Newsgroups.

@@ -42,8 +42,8 @@ class Up(NamedTuple):
 class FedITAdamGT(Algorithm):
     """FedIT-Adam on g + y - y_i: the tracked mean gradients of all clients and of this one remove the drift.
 
-    Prefer it for adapters of language models on unlike clients: in its paper it needs the fewest rounds on all four tasks,
-    at twice the floats of FedIT-Adam. All participants track (Y = S), for adapters are small.
+    Prefer it for adapters of language models where clients differ: in its paper it needs the fewest rounds on all four
+    tasks, with twice the floats of FedIT-Adam. All participants track (Y = S), because adapters are small.
 
     Differs from the paper: v_hat restarts at the stored v (the listing leaves it open), and the server adds y_i's change
     (line 29; line 27 prints another difference). Default step sizes: those for 20 Newsgroups.

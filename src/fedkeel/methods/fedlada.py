@@ -42,9 +42,9 @@ class FedLADA(Algorithm):
     Prefer it when adaptive local steps help but make the clients overfit their own data: the shared direction keeps them
     together, and clients keep no state. The paper asks for K of at least 2 / (1 - beta1) local steps.
 
-    Differs from the paper: K local steps (the listing loops to K - 1 but uploads step K); v starts each round at the
-    server's v (the listing only sets v_hat); ga uses the weighted mean of the K_i where they differ. The very first v is
-    eps^2 = 1e-16, as listed; the description of the experiments has 1e-8, which is `eps=1e-4`.
+    Differs from the paper: a client makes K local steps (the listing loops to K - 1 but uploads step K). v starts each
+    round at the server's v (the listing only sets v_hat). If the K_i differ, ga uses their weighted mean. The very first v
+    is eps^2 = 1e-16, as listed; the description of the experiments has 1e-8, which is `eps=1e-4`.
     """
 
     lr: float = hp(1e-3, "eta_l, local step size", above=0)

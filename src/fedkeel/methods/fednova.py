@@ -37,10 +37,10 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class FedNova(Algorithm):
-    """Clients send how far they went and the norm a of their accumulation; the server averages directions dx / a.
+    """Clients send dx and a, how often their gradients count in it; the server averages the directions dx / a.
 
-    Prefer it to FedAvg when the numbers of local steps differ: there, clients with many steps pull the result towards
-    their own minimiser. With equal steps and neither momentum nor proximal term it is FedAvg.
+    Prefer it to FedAvg when the numbers of local steps differ: in FedAvg, clients with many steps then pull the result
+    towards their own minimiser. With equal steps and neither momentum nor proximal term it is FedAvg.
 
     Differs from the paper: clients weigh equally unless weights="samples" (the paper weighs them by their samples, n_i).
     Differs from the authors' code: the weights are those of the round's participants (the code has no partial

@@ -22,12 +22,12 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     lam: Tensor  # [d] dual variable
     w: Tensor  # [d] last local model
-    x0: Tensor  # [d] own estimate of the global model
+    x0: Tensor  # [d] this client's estimate of the global model
     talked: Tensor  # [1] 1 if x0 was sent, so that the server's mean replaces it; else 0
 
 
 class Up(NamedTuple):
-    dx0: Tensor  # [d] own estimate minus global model; not sent in rounds that skip it
+    dx0: Tensor  # [d] estimate minus global model; not sent in rounds that skip communication
 
 
 @algorithm(
@@ -55,7 +55,7 @@ class FedPD(Algorithm):
     eta: float = hp(1.0, "inverse strength of the quadratic penalty", above=0)
     p_skip: float = hp(0.0, "p, probability that a round skips communication", least=0, below=1)
     start: str = hp("warm", "local steps start at the last local, or at the global model", choices=("warm", "global"))
-    allow_partial: bool = hp(False, "run although some clients sit out rounds, which the method is not made for")
+    allow_partial: bool = hp(False, "allow rounds without some clients, although the method is made for all")
 
     def plan(self, p: Plan) -> Self:
         need_everyone(self.name, p, self.allow_partial)

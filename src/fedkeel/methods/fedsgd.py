@@ -26,7 +26,7 @@ class Up(NamedTuple):
 class FedSGD(Algorithm):
     """Gradient descent on the global loss: every participant sends one gradient at the global model, the server steps.
 
-    Prefer it as the yardstick that has no drift at all, or when communication is free. The gradient is that of one
+    Use it as a baseline without any drift, or when communication is free. The gradient is that of one
     mini-batch, so batch_size=None makes it exact; local_steps and local_epochs have no effect.
 
     Differs from the paper: clients weigh equally unless weights="samples" (the paper weighs them by their samples, n_k).

@@ -47,7 +47,7 @@ class FedYogi(Algorithm):
     beta1: float = hp(0.9, "decay of the first moment", least=0, below=1)
     beta2: float = hp(0.99, "1 - beta2 of the squared displacement goes into v", least=0, below=1)
     tau: float = hp(1e-3, "added to the root of v", least=0)
-    v0: float | None = hp(None, "first second moment; None: tau^2", least=0)
+    v0: float | None = hp(None, "initial second moment; None: tau^2", least=0)
 
     def init(self, x: Tensor) -> tuple[Server, None]:
         v0 = self.tau**2 if self.v0 is None else self.v0

@@ -56,8 +56,8 @@ class GradMA(Algorithm):
     brings most of the gain in its paper.
 
     Differs from the paper: with beta2 = 0 absent clients are forgotten, as Algorithm 3 prints, while the text (section 6.2)
-    says that their latest update is kept. With beta2 > 0 decay alone changes nothing, since only directions count; beta2
-    says how much of a client's older displacements is left when its next one is added.
+    says that their latest update is kept. With beta2 > 0, decay alone changes nothing, because only directions count. beta2
+    says how much of a client's older displacements remains when its next one is added.
     Differs from public code: the previous iterate of step 0 is the client's last local model, as listed (the released code
     takes the global model: `old_model="global"`); one projection for the whole model, not one per tensor; clients weigh
     equally, as listed, unless weights="samples" (the code weighs them by their samples).

@@ -51,8 +51,8 @@ class GradMAS(Algorithm):
     number of clients), only 0 agrees with all of them and the model stands still.
 
     Differs from the paper: with beta2 = 0 absent clients are forgotten, as Algorithm 3 prints, while the text (section 6.2)
-    says that their latest update is kept. With beta2 > 0 decay alone changes nothing, since only directions count; beta2
-    says how much of a client's older displacements is left when its next one is added.
+    says that their latest update is kept. With beta2 > 0, decay alone changes nothing, because only directions count. beta2
+    says how much of a client's older displacements remains when its next one is added.
     Differs from public code: one projection for the whole model, as in the paper, not one per tensor; clients weigh
     equally, as listed, unless weights="samples" (the code weighs them by their samples).
     """

@@ -37,8 +37,8 @@ class Up(NamedTuple):
 class GradMAW(Algorithm):
     """Local SGD whose every direction is projected so that it agrees with three others on the same batch.
 
-    They are the gradients at the previous iterate and at the global model, and the way travelled so far: the client does
-    not undo what it had learnt. Prefer it when local work is cheap and clients forget; it takes three gradients per step.
+    These are the gradients at the previous iterate and at the global model, and the displacement so far. So the client does
+    not undo what it has learnt. Prefer it when local work is cheap and clients forget; it takes three gradients per step.
 
     Differs from public code: the previous iterate of step 0 is the client's last local model, as listed (the released code
     of the full GradMA takes the global model); one projection for the whole model, not one per tensor; clients weigh

@@ -40,8 +40,9 @@ class LocalAdamShared(Algorithm):
 
     Differs from the paper: Algorithm 2 sends no second moment. Here v_hat is averaged and sent back as in FedLADA, since
     Table 11 charges LocalAdam for two vectors, and FedLADA at alpha = 1 (Table 5) is as accurate as LocalAdam in Table 3.
-    Also from Algorithm 3: beta1 and beta2 are weights of the old values (Algorithm 2 has them on the new ones); its open
-    mapping h_t is the maximum so far, the new v included; a round starts with m = 0 and v = v_hat = the server's v.
+    Also from Algorithm 3: beta1 and beta2 are weights of the old values (Algorithm 2 has them on the new ones). The mapping
+    h_t, which Algorithm 2 leaves open, is the maximum so far, with the new v. A round starts with m = 0 and v = v_hat = the
+    server's v.
     """
 
     lr: float = hp(1e-3, "eta_l, local step size", above=0)

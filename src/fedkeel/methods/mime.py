@@ -45,9 +45,9 @@ class Mime(Algorithm):
     Prefer it when clients differ and cannot keep state: they all move like the central optimiser would. A round has two
     exchanges: a pass over all local data for the participants' mean gradient c, then local steps with two gradients each.
 
-    Differs from public code: U and V are the table of rules/mime.py; the codes make the complete optimiser step on the
-    frozen state (`frozen="full_step"`, without their bias correction). Adam's v starts at c^2 of the first round and eps is
-    1e-3: a coordinate that was 0 for all clients of that round is divided by eps alone until the round after it appears.
+    Differs from public code: U and V are those of the table in rules/mime.py. Public code makes the complete optimiser step
+    on the frozen state (`frozen="full_step"`, without its bias correction). Adam's v starts at c^2 of the first round. eps
+    is 1e-3, because a coordinate that is 0 for all clients of that round is divided by eps alone until its v is updated.
     UNCONFIRMED: the table, and Adam's constants.
     """
 
@@ -58,7 +58,7 @@ class Mime(Algorithm):
     beta1: float = hp(0.9, "adam: decay of the first moment", least=0, below=1)
     beta2: float = hp(0.99, "adam: decay of the second moment", least=0, below=1)
     eps: float = hp(1e-3, "adam: added to the root of v", above=0)
-    frozen: str = hp("table", "local step: by the table, or a complete one", choices=("table", "full_step"))
+    frozen: str = hp("table", "local step: by the table, or the complete step", choices=("table", "full_step"))
 
     def plan(self, p: Plan) -> Self:
         return replace(self, lr=self.lr or (0.01 if self.base == "adam" else 0.1))

@@ -45,7 +45,7 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class MimeLAMB(Algorithm):
-    """Fed-LAMB whose second moment is made by the server from the participants' full gradients at the global model.
+    """Fed-LAMB whose server computes the second moment from the participants' full gradients at the global model.
 
     Prefer it to Fed-LAMB when local iterates wander so far that their second moments mislead; it costs a pass over all
     local data per round.

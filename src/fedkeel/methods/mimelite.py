@@ -43,9 +43,9 @@ class MimeLite(Algorithm):
     Prefer it to Mime when a round may have only one exchange and a step only one gradient. It damps drift but does not
     remove it. It costs a pass over all local data per round. With base "sgd" it is FedAvg.
 
-    Differs from public code: U and V are the table of rules/mime.py; the codes make the complete optimiser step on the
-    frozen state (`frozen="full_step"`, without their bias correction). Adam's v starts at the square of the participants'
-    mean gradient, which round 0 asks for in a survey before the local steps; eps is 1e-3, as in Mime.
+    Differs from public code: U and V are those of the table in rules/mime.py. Public code makes the complete optimiser step
+    on the frozen state (`frozen="full_step"`, without its bias correction). Adam's v starts at the square of the
+    participants' mean gradient, which a survey collects before the local steps of round 0. eps is 1e-3, as in Mime.
     UNCONFIRMED: the table, and Adam's constants. The GradMA paper does not name the base of its MimeLite; sgdm is assumed.
     """
 
@@ -56,7 +56,7 @@ class MimeLite(Algorithm):
     beta1: float = hp(0.9, "adam: decay of the first moment", least=0, below=1)
     beta2: float = hp(0.99, "adam: decay of the second moment", least=0, below=1)
     eps: float = hp(1e-3, "adam: added to the root of v", above=0)
-    frozen: str = hp("table", "local step: by the table, or a complete one", choices=("table", "full_step"))
+    frozen: str = hp("table", "local step: by the table, or the complete step", choices=("table", "full_step"))
 
     def plan(self, p: Plan) -> Self:
         return replace(self, lr=self.lr or (0.01 if self.base == "adam" else 0.1))

@@ -43,9 +43,9 @@ class MOON(Algorithm):
     Prefer it for vision models under label skew, where representations drift apart. The model has to show its features
     (core/features.py); a step needs three forward passes.
 
-    Differs from the paper: no projection head is added, the features are those before the last layer; plain SGD as in the
-    GradMA paper; no contrastive term until the client has a last local model (the code takes an untrained one); clients
-    weigh equally unless weights="samples" (the original weighs them by their samples).
+    Differs from the paper: no projection head is added; the features are the inputs of the last layer. Plain SGD is used,
+    as in the GradMA paper. There is no contrastive term until the client has a last local model (the code takes an
+    untrained one). Clients weigh equally unless weights="samples" (the original weighs them by their samples).
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))

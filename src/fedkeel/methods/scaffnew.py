@@ -40,7 +40,7 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class Scaffnew(Algorithm):
-    """Local SGD corrected by a control variate h_i; after every step a coin with probability p says: communicate.
+    """Local SGD corrected by a control variate h_i. After every step, clients communicate with probability p.
 
     Prefer it when all clients take part and communication is expensive. On strongly convex losses, with
     p = 1 / sqrt(condition number), it needs provably fewer rounds than gradient descent.
@@ -53,7 +53,7 @@ class Scaffnew(Algorithm):
     lr: float = hp(0.1, "gamma, step size", above=0)
     p: float | None = hp(None, "probability to communicate after a step; None: 1 / K", above=0, most=1)
     schedule: str = hp("geometric", "steps of a round: drawn, or always 1 / p", choices=("geometric", "fixed"))
-    allow_partial: bool = hp(False, "run although some clients sit out rounds, which the method is not made for")
+    allow_partial: bool = hp(False, "allow rounds without some clients, although the method is made for all")
 
     def plan(self, p: Plan) -> Self:
         need_everyone(self.name, p, self.allow_partial)

@@ -39,11 +39,11 @@ class Up(NamedTuple):
 class ScaffoldAlpha(Algorithm):
     """SCAFFOLD with its correction multiplied by alpha: 0 is FedAvg's path, 1 is SCAFFOLD, the rest in between.
 
-    It is the study that the FedLADA paper makes of how much correction pays (its Table 10); prefer SCAFFOLD for use.
+    The FedLADA paper uses it to study how much correction helps (its Table 10). For practical use prefer SCAFFOLD.
 
     Differs from the paper: equation 26 corrects by the average of the last round's participants; we use SCAFFOLD's
-    running c over all clients, since the paper itself calls alpha = 1 SCAFFOLD. The client's part is the raw mean gradient
-    of its last round, not literally of round t - 1.
+    running c over all clients, because the paper itself calls alpha = 1 SCAFFOLD. The client's part is the uncorrected mean
+    gradient of the last round in which it took part, which need not be round t - 1.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)

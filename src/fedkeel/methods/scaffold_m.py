@@ -51,8 +51,8 @@ class ScaffoldM(Algorithm):
     Prefer it to SCAFFOLD when gradients are noisy: the momentum averages over rounds, and the step can be larger. It
     still has the minimiser of the global loss as its fixed point.
 
-    Differs from the paper: the original listing was not available (UNCONFIRMED); the server step is the one that the
-    recursion of the PAdaMFed paper forces, and c, c_i start at zero (`start="warmup"` starts them as PAdaMFed does).
+    Differs from the paper: the original listing was not available (UNCONFIRMED). The server step follows from the
+    recursion in the PAdaMFed paper. By default c, c_i start at zero (`start="warmup"` starts them as PAdaMFed does).
     """
 
     lr: float = hp(0.1, "eta, local step size", above=0)

@@ -55,8 +55,8 @@ class ScaffoldMVR(Algorithm):
     Prefer it to SCAFFOLD-M when gradients are noisy and a local step may cost twice as much; a small beta then needs a
     small lr, too. It still has the minimiser of the global loss as its fixed point.
 
-    Differs from the paper: the original listing was not available (UNCONFIRMED); the direction is PAdaMFed-VR's before
-    normalisation, the server step the one that its recursion forces, and c, c_i start at zero (`start="warmup"` starts
+    Differs from the paper: the original listing was not available (UNCONFIRMED). The direction is PAdaMFed-VR's before
+    normalisation, and the server step follows from its recursion. By default c, c_i start at zero (`start="warmup"` starts
     them as PAdaMFed does).
     """
 

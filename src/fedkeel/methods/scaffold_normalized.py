@@ -43,8 +43,8 @@ class Up(NamedTuple):
 class ScaffoldNormalized(Algorithm):
     """PAdaMFed without its momentum: SCAFFOLD's corrected direction, every local step scaled to length lr.
 
-    It shows what normalisation alone brings; prefer PAdaMFed for use. No step size needs tuning, but with noisy gradients
-    the unit steps keep moving around the minimiser at a distance of about gamma.
+    It shows what normalisation alone brings. For practical use prefer PAdaMFed. No step size needs tuning, but with noisy
+    gradients the unit steps keep moving around the minimiser at a distance of about gamma.
 
     Differs from the paper: it gives no step sizes for this ablation, so PAdaMFed's are used.
     """

@@ -37,7 +37,7 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class VRLSGD(Algorithm):
-    """Every client compares the average it receives with what it had sent; the gap tells its drift and corrects its steps.
+    """Every client compares the average it receives with what it had sent. The gap is its drift, and corrects its steps.
 
     Prefer it to SCAFFOLD when all clients take part in every round: the path is the same, at half the communication. The
     minimiser of the global loss is its fixed point whatever K is.
@@ -47,7 +47,7 @@ class VRLSGD(Algorithm):
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0)
-    allow_partial: bool = hp(False, "run although some clients sit out rounds, which the method is not made for")
+    allow_partial: bool = hp(False, "allow rounds without some clients, although the method is made for all")
 
     def plan(self, p: Plan) -> Self:
         need_everyone(self.name, p, self.allow_partial)

@@ -2,7 +2,7 @@
 
 Dual form: z >= 0 minimises 1/2 z'Az + q'z with A = M'M and q = M'p; the projection is u = p + Mz. Only the directions of
 the columns matter, so they are scaled to unit norm, and columns that are zero are left out. Inner products are summed in
-the precision of the vectors; what is made of them is in float64.
+the precision of the vectors. All later arithmetic is in float64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 BLAS = (torch.float32, torch.float64)  # dtypes whose inner products numpy computes by BLAS
 TOLERANCE = 1e-10  # of ||p||: inner products above -TOLERANCE ||p|| count as non-negative
-FEASIBLE, FEASIBLE_64 = 1e-6, 1e-10  # the same for those of a solution, of vectors in float32 and in float64
+FEASIBLE, FEASIBLE_64 = 1e-6, 1e-10  # the same tolerance for a solution, from vectors in float32 and in float64
 LARGE = 8.0  # a weight above LARGE ||p|| / ||column|| needs inner products in float64
 SHORTEST = 1e-30  # a column of at most this length has lost its direction in float32, and counts as zero
 
@@ -53,7 +53,7 @@ def _moved(p: Tensor, columns: Sequence[Tensor], z: np.ndarray) -> Tensor:
 def _dual(p: Tensor, columns: Sequence[Tensor], q: np.ndarray, feasible: float) -> tuple[np.ndarray, bool]:
     """(z [..., C] for q = M'p, whether z is reliable).
 
-    It is if the optimality conditions hold, and z is not so large that the precision of A and q matters.
+    z is reliable if the optimality conditions hold, and if it is small enough that the precision of A and q does not matter.
     """
     corners, places = _corners(len(columns))
     products = _dots([*((columns[i], columns[j]) for i, j in corners), (p, p)])
@@ -92,14 +92,14 @@ def _dots(pairs: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
 
 @functools.cache
 def _corners(C: int) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """The pairs (i, j) in the upper half of a C x C matrix, and which of them each of its entries is, [C, C]."""
+    """The pairs (i, j) of the upper half of a C x C matrix, and for each of its entries the index of its pair, [C, C]."""
     corners = list(itertools.combinations_with_replacement(range(C), 2))
     return corners, np.array([[corners.index((min(i, j), max(i, j))) for j in range(C)] for i in range(C)])
 
 
 @functools.cache
 def _supports(C: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All supports [2^C, C] of 0 and 1, what each keeps of a matrix, and what it puts in place of the rest."""
+    """All supports [2^C, C] of 0 and 1; for each, which entries of a matrix it keeps, and what replaces the others."""
     supports = np.array(list(itertools.product((0.0, 1.0), repeat=C)))
     return supports, supports[:, :, None] * supports[:, None, :], np.eye(C) * (1 - supports)[:, None, :]
 

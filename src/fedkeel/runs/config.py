@@ -1,4 +1,4 @@
-"""The config of a run whose data, model and method have names, and how it is read from a file.
+"""The config of a run whose data, model and method have names, and how it is read from a file or the command line.
 
 Importing this module loads neither torch nor numpy.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from fedkeel.core.hyperparameters import allowed
 from fedkeel.engine.settings import LOCAL_STEPS, Settings, setting
@@ -237,6 +238,38 @@ def read(path: str | Path) -> RunConfig:
     return RunConfig(**read_settings(path))
 
 
+# Values that the command line gives as text ---------------------------------------------------------------------------
+
+
+def literal(text: str) -> Any:
+    """The number, true, false or none that a text spells; any other text unchanged."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):  # "10" and "0.1" differ: a count and a fraction
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def hyperparameters_from(algorithm: str, given: Iterable[str]) -> dict[str, Any]:
+    """Texts `name=value` as hyper-parameters of a method, in the types of their fields. `name` alone is a switch."""
+    from fedkeel.core.algorithm import lookup
+
+    fields = {field.name: field for field in dataclasses.fields(lookup(algorithm))}  # type: ignore[arg-type]
+    kinds: dict[str, Any] = get_type_hints(lookup(algorithm))
+    values: dict[str, Any] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        key = name.replace("-", "_")
+        if not equals and key in fields and kinds[key] is not bool:
+            raise ValueError(f"option --{name} needs a value; it must be {allowed(fields[key])}")
+        values[key] = True if not equals else text if kinds.get(key) is str else literal(text)
+    return values
+
+
 # Checked, with every default written out ------------------------------------------------------------------------------
 
 
@@ -247,8 +280,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     if config.method is not None:
         return config
-    from fedkeel.core.algorithm import Plan
-    from fedkeel.core.registry import make
+    from fedkeel.core.algorithm import Plan, make
 
     algo = make(config.algorithm, **config.hyperparameters)
     config.check_with(algo, config.clients)

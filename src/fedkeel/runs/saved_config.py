@@ -34,7 +34,7 @@ def difference(path: Path, config: RunConfig) -> str | None:
 
 def differences(path: Path, config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Settings and hyper-parameters in which the run in a directory differs from a resolved config -> (saved, new)."""
-    from fedkeel.core.registry import defaults, lookup
+    from fedkeel.core.algorithm import defaults, lookup
 
     saved: Mapping[str, Any] = read_toml(path / "config.toml") if (path / "config.toml").exists() else {}
     if "note" in saved:

@@ -1,6 +1,6 @@
-"""Rows of a run's history, told to a tracker as well: TensorBoard, MLflow or Weights & Biases, through their own clients.
+"""Sends the rows of a run's history to trackers: TensorBoard, MLflow or Weights & Biases.
 
-Nothing of theirs is imported unless asked for, and none of them is needed by fedkeel.
+fedkeel needs none of their packages. It imports a package only if you name its tracker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Log = Callable[[Row], None]
 
 
 def check(names: Mapping[str, str]) -> None:
-    """Raises if the package of a tracker is not there (it has the tracker's name), or MLflow's place cannot be used."""
+    """Raises if the package of a tracker is not installed, or if its place cannot be used.
+
+    names: tracker -> its place. The package of a tracker has the tracker's name.
+    """
     for name in names:
         try:
             importlib.import_module(name)
@@ -26,14 +29,15 @@ def check(names: Mapping[str, str]) -> None:
             raise ValueError(f"{name}: its package is not installed; pip install {name}") from None
     if (place := names.get("tensorboard")) and Path(place).exists() and not Path(place).is_dir():
         raise ValueError(f"tensorboard = {place!r} is not allowed; it must be a directory")
-    if "mlflow" in names:  # a new database is made once, by a process that ends: runs beside each other would all make it
+    if "mlflow" in names:
+        # A process that ends makes a new database. Otherwise parallel runs would all try to make it.
         with ProcessPoolExecutor(1) as aside:
             if why := aside.submit(_open_mlflow, names["mlflow"]).result():
                 raise ValueError(f"mlflow: {why}")
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """What of a row is a number."""
+    """The columns of a row that hold a number, without `round`."""
     return {
         key: float(z) for key, z in row.items() if isinstance(z, int | float) and key != "round" and not isinstance(z, bool)
     }
@@ -41,7 +45,7 @@ def numbers(row: Row) -> dict[str, float]:
 
 @contextlib.contextmanager
 def tracked(names: Mapping[str, str], name: str, config: Mapping[str, Any]) -> Iterator[Log]:
-    """A function to be called with every row of a run. names: tracker -> where it keeps things ("" for its default)."""
+    """A function to call with every row of a run. names: tracker -> its place ("" for its default)."""
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context(_begun(tracker, place, name, config)) for tracker, place in names.items()]
 
@@ -54,7 +58,7 @@ def tracked(names: Mapping[str, str], name: str, config: Mapping[str, Any]) -> I
 
 @contextlib.contextmanager
 def _begun(tracker: str, place: str, name: str, config: Mapping[str, Any]) -> Iterator[Log]:
-    """A tracker that has begun; if it cannot, its own words say why."""
+    """Starts a tracker. If that fails, raises a ValueError with the tracker's message."""
     with contextlib.ExitStack() as stack:
         try:
             log = stack.enter_context(TRACKERS[tracker](place, name, config))
@@ -72,7 +76,7 @@ def _tensorboard(place: str, name: str, config: Mapping[str, Any]) -> Iterator[L
     folder = Path(place or "runs/tensorboard") / name
     folder.mkdir(parents=True, exist_ok=True)
     writer = EventFileWriter(str(folder))
-    # what an earlier process told of this run gives way to what is told now, which is the run from its first round on
+    # Replaces the rows that an earlier process sent: this process sends all rows of the run, from the first round on.
     writer.add_event(Event(wall_time=time.time(), step=0, session_log=SessionLog(status=SessionLog.START)))
 
     def log(row: Row) -> None:
@@ -86,7 +90,7 @@ def _tensorboard(place: str, name: str, config: Mapping[str, Any]) -> Iterator[L
 
 
 def _open_mlflow(place: str) -> str | None:
-    """Makes what is missing at an MLflow's place; in words why it cannot."""
+    """Makes MLflow's database and experiment if they are missing. Returns why that fails, or None."""
     import mlflow
 
     try:

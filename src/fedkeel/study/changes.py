@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedkeel.engine.state.directory import HOW
-from fedkeel.runs.config import REPLACES, SETTINGS, RunConfig
-from fedkeel.runs.text_values import hyperparameters, literal
-from fedkeel.study.file import split_keys
-from fedkeel.study.results.columns import of_target
+from fedkeel.runs.config import REPLACES, SETTINGS, hyperparameters_from, literal
+from fedkeel.study.results.numbers import of_target
 from fedkeel.wording import value_text
 
 File = dict[str, Any]
@@ -43,36 +40,6 @@ def _instead(axis: str) -> str:
     return f"the study sweeps over {axis}; --over {axis}=VALUES (of sweep and reproduce) gives that axis other values"
 
 
-def override(file: Mapping[str, Any], settings: Mapping[str, Any]) -> File:
-    """Replaces settings of the run in the file, its cases and its methods."""
-    task, study = split_keys(copy.deepcopy(dict(file)))
-    task = RunConfig(**task).changed(**settings).given
-    task = {key: z for key, z in task.items() if z is not None}  # None: another setting has replaced it
-    gone = {old for key in settings for old in (key, *REPLACES.get(key, ()))}
-    tables = [*study.get("cases", []), *study.get("methods", {}).values()]
-    tables += [table for case in study.get("cases", []) for table in case.get("methods", {}).values()]
-    for table in tables:
-        for key in gone & set(table):
-            del table[key]
-    return task | study
-
-
-def choose_methods(file: File, names: str) -> File:
-    """The methods of --algorithms: those of the file, and others with their defaults."""
-    tables = file.get("methods", {})
-    listed = [name.strip() for name in names.split(",") if name.strip()] or list(tables)
-    if len(set(listed)) < len(listed):
-        raise ValueError(f"algorithms = {names!r} is not allowed; it must be different names")
-    others = set(tables) - set(listed)  # Unknown names in cases stay, so that they are refused later.
-    cases = [dict(case) | {"methods": _without(others, case.get("methods", {}))} for case in file.get("cases", [])]
-    paper = [one | {"values": _without(others, one["values"])} for one in file.get("paper", [])]
-    return file | {"methods": {name: dict(tables.get(name, {})) for name in listed}, "cases": cases, "paper": paper}
-
-
-def _without(names: set[str], values: Mapping[str, Any]) -> File:
-    return {name: z for name, z in values.items() if name not in names}
-
-
 def set_values(file: File, changes: Sequence[str]) -> File:
     """Hyper-parameters of --set METHOD.NAME=VALUE. Several values, joined by commas, are a grid to search."""
     methods = file["methods"]
@@ -87,7 +54,7 @@ def set_values(file: File, changes: Sequence[str]) -> File:
         tables = [methods[name]] + [case["methods"][name] for case in file["cases"] if name in case["methods"]]
         if axis := _axis_of(key.replace("-", "_"), tables, file):
             raise ValueError(f"set = {change!r} is not allowed: {_instead(axis)}")
-        tried = [hyperparameters(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
+        tried = [hyperparameters_from(methods[name].get("algorithm", name), [f"{key}={z}"]) for z in text.split(",")]
         one_value = len(tried) == 1 and not isinstance(SETTINGS[key].default if key in SETTINGS else None, tuple)
         values = tried[0] if one_value else {known: [one[known] for one in tried] for known in tried[0]}
         methods = methods | {name: methods[name] | values}

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.runs.config import RunConfig
-from fedkeel.study.checks import check_targets
+from fedkeel.study.file import check_targets
 from fedkeel.study.report.write import write_report
-from fedkeel.study.results.collect import begin, collect, write
-from fedkeel.study.results.label_counts import count_splits
+from fedkeel.study.results.collect import begin, collect, count_splits, write
 from fedkeel.study.results.numbers import Row
 from fedkeel.study.running.scheduler import run_branches
 from fedkeel.study.study import Study
@@ -50,29 +49,14 @@ def compare(
 
 
 def run_study(
-    study: Study,
-    out: Path,
-    *,
-    store: Path | None = None,
-    fresh: bool = False,
-    jobs: int | None = None,
-    ray: str | None = None,
-    progress: bool = True,
-    command: str = "",
-    trackers: dict[str, str] | None = None,
+    study: Study, out: Path, *, store: Path | None = None, command: str = "", fresh: bool = False, **options: Any
 ) -> dict[str, Any]:
-    """Runs a study, and writes results and report to `out`. store: the directory of all runs, if it is another one."""
+    """Runs a study, and writes results and report to `out`.
+
+    store: the directory of all runs, if it is another one.  options: jobs, ray, progress and trackers of `run_branches`.
+    """
     store = store or out
-    branches = run_branches(
-        study,
-        store,
-        fresh=fresh,
-        jobs=jobs,
-        ray=ray,
-        progress=progress,
-        trackers=trackers,
-        begin=lambda: begin(study, out, store, command, fresh),
-    )
+    branches = run_branches(study, store, fresh=fresh, begin=lambda: begin(study, out, store, command, fresh), **options)
     results = collect(study, branches, command) | {"partitions": count_splits(study, out)}
     write(results, out)
     write_report(results, out)

@@ -1,25 +1,33 @@
-"""The keys of a study file, what each means, and the errors of wrong ones.
+"""The content of a study file: its keys, how options replace parts of it, and checks of its parts against each other.
 
-A study file has the settings of a run (`config.SETTINGS`) and the keys below. `docs/study.md` explains them.
-Importing this module loads neither torch nor numpy.
+A study file has the settings of a run (`config.SETTINGS`) and the keys of `StudyFile`. `docs/study.md` explains them.
+All errors are found before the first run.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Literal, Required
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Required, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from fedkeel.runs.config import SETTINGS, RunConfig
+from fedkeel.core.algorithm import algorithms, lookup
+from fedkeel.core.hyperparameters import is_number
+from fedkeel.errors import nearest
+from fedkeel.runs.config import REPLACES, SETTINGS, RunConfig
+from fedkeel.wording import file_name, value_text
 
 Value = bool | int | float | str
 MOST = 1000  # An axis with more values is a mistake.
 # Keys of a method's table that are neither settings of a run nor hyper-parameters.
 METHOD_KEYS = ("algorithm", "cost", "over")
+IN_TABLES = "methods have tables, [methods.NAME]"
+# Settings that cannot be an axis, because the study sets them -> what to do instead.
+NO_AXES = {"seed": "give the runs their seeds by `seeds`", "algorithm": IN_TABLES, "hyperparameters": IN_TABLES}
 
 
 class Part(BaseModel):
@@ -146,8 +154,6 @@ KINDS = ("bool", "int", "float", "str", "Range")  # pydantic puts the type that 
 
 
 def _one_line(error: ValidationError) -> str:
-    from fedkeel.errors import nearest
-
     errors = error.errors()
     first = next(
         (one for one in errors if "Range" in one["loc"][:-1]), errors[0]
@@ -182,15 +188,150 @@ def split_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 def read_parts(values: Mapping[str, Any]) -> tuple[RunConfig, StudyFile]:
     """The settings of the runs and the keys of the study, from the content of a file."""
-    from fedkeel.core.registry import algorithms, lookup
-    from fedkeel.errors import nearest
-
     task, study = split_keys(values)
     for key in task:
         if key == "algorithms":
             raise ValueError("algorithms: methods have tables in a study file, [methods.fedavg] and so on")
-        if key not in SETTINGS and any(key in [one.name for one in fields(lookup(z))] for z in algorithms()):  # type: ignore[arg-type]
+        if key not in SETTINGS and any(key in hyperparameter_names(name) for name in algorithms()):
             raise ValueError(f"{key}: a hyper-parameter belongs to a method's table, for example [methods.fedavg]")
         if key not in SETTINGS:
             raise ValueError(f"{key}: unknown setting{nearest(key, [*SETTINGS, *STUDY_KEYS])}")
     return RunConfig(**task), StudyFile(**study)
+
+
+# Options that replace parts of a file ---
+
+
+def override(file: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces settings of the run in the file, its cases and its methods."""
+    task, study = split_keys(copy.deepcopy(dict(file)))
+    task = RunConfig(**task).changed(**settings).given
+    task = {key: z for key, z in task.items() if z is not None}  # None: another setting has replaced it
+    gone = {old for key in settings for old in (key, *REPLACES.get(key, ()))}
+    tables = [*study.get("cases", []), *study.get("methods", {}).values()]
+    tables += [table for case in study.get("cases", []) for table in case.get("methods", {}).values()]
+    for table in tables:
+        for key in gone & set(table):
+            del table[key]
+    return task | study
+
+
+def choose_methods(file: Mapping[str, Any], names: str) -> dict[str, Any]:
+    """The methods of --algorithms: those of the file, and others with their defaults."""
+    tables = file.get("methods", {})
+    listed = [name.strip() for name in names.split(",") if name.strip()] or list(tables)
+    if len(set(listed)) < len(listed):
+        raise ValueError(f"algorithms = {names!r} is not allowed; it must be different names")
+    others = set(tables) - set(listed)  # Unknown names in cases stay, so that they are refused later.
+    cases = [dict(case) | {"methods": _without(others, case.get("methods", {}))} for case in file.get("cases", [])]
+    paper = [one | {"values": _without(others, one["values"])} for one in file.get("paper", [])]
+    return dict(file) | {"methods": {name: dict(tables.get(name, {})) for name in listed}, "cases": cases, "paper": paper}
+
+
+def _without(names: set[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: z for name, z in values.items() if name not in names}
+
+
+# Checks of a file as a whole ---
+
+
+def hyperparameter_names(algorithm: str) -> list[str]:
+    method: Any = lookup(algorithm)
+    return [one.name for one in dataclasses.fields(method)]
+
+
+def names_of(file: StudyFile) -> set[str]:
+    """All settings, and the hyper-parameters of all methods."""
+    return set(SETTINGS).union(*(hyperparameter_names(z.get("algorithm", label)) for label, z in file.methods.items()))
+
+
+def takes_counts(axis: str, file: StudyFile) -> bool:
+    """May the values of an axis be whole numbers, such as those of local_steps, cohort or memory?"""
+    for label, table in file.methods.items():
+        kinds = get_type_hints(RunConfig) | get_type_hints(lookup(table.get("algorithm", label)))
+        kind = kinds.get(table.get("over", {}).get(axis, axis))
+        if int in (kind, *get_args(kind)):
+            return True
+    return False
+
+
+def check_file(file: StudyFile, axes: Mapping[str, Sequence[Any]]) -> None:
+    known = names_of(file)
+    mapped = {name for table in file.methods.values() for name in table.get("over", {})}
+    for name, values in axes.items():
+        if name not in known | mapped:
+            raise ValueError(
+                f"sweep: unknown name {name!r}{nearest(name, sorted(known))}; it must be a setting or hyper-parameter"
+            )
+        if name in NO_AXES:
+            raise ValueError(f"sweep: {name} is not allowed; {NO_AXES[name]}")
+        check_values(f"sweep: {name}", name, values)
+    names = [case["name"] for case in file.cases]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError("cases: every case must have a name that no other case has")
+    if file.search.case is not None and file.search.case not in names:
+        raise ValueError(f"search: unknown case {file.search.case!r}{nearest(file.search.case, names)}")
+    for where, seeds in [("", file.seeds)] + [(f"cases: {z['name']}: ", z["seeds"]) for z in file.cases if "seeds" in z]:
+        count = len(seeds) if isinstance(seeds, list) else seeds
+        if count < 1 or (isinstance(seeds, list) and (min(seeds) < 0 or len(set(seeds)) < count)):
+            raise ValueError(f"{where}seeds = {seeds!r} is not allowed; it must be a whole number >= 1, or different seeds")
+    check_targets(file.target)
+
+
+def check_targets(given: Any) -> tuple[float, ...]:
+    """The targets of a study or case, checked."""
+    targets = given if isinstance(given, list) else [] if given is None else [given]
+    for one in targets:
+        if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one <= 1:
+            raise ValueError(f"target = {one!r} is not allowed; it must be an accuracy > 0 and <= 1")
+    if len(set(targets)) < len(targets):
+        raise ValueError(f"target = {given!r} is not allowed; targets must differ")
+    return tuple(targets)
+
+
+def check_case(values: Mapping[str, Any], case: Mapping[str, Any], file: StudyFile) -> None:
+    known = names_of(file)
+    for key in values:
+        if key not in known:
+            raise ValueError(
+                f"cases: {case['name']}: unknown key {key!r}{nearest(key, sorted(known | {'target', 'methods', 'seeds'}))}"
+            )
+        if key in ("algorithm", "hyperparameters"):
+            raise ValueError(f"cases: {case['name']}: {key} = {values[key]!r} is not allowed; {IN_TABLES}")
+    for label in case.get("methods", {}):
+        if label not in file.methods:
+            raise ValueError(f"cases: {case['name']}: {label} is not among the methods: {', '.join(file.methods)}")
+
+
+def check_method(label: str, table: Mapping[str, Any], fields: Sequence[str]) -> None:
+    if "seed" in table:
+        raise ValueError(f"methods: {label}: seed = {table['seed']!r} is not allowed; all methods have the study's seeds")
+    known = [*fields, *(key for key in SETTINGS if key not in NO_AXES)]
+    for axis, key in table.get("over", {}).items():
+        if key not in known:
+            raise ValueError(f"methods: {label}: over.{axis} = {key!r} is not allowed{nearest(key, known)}")
+    _check_cost(label, table.get("cost"), lookup(table.get("algorithm", label)))
+
+
+def _check_cost(label: str, cost: Any, method: type) -> None:
+    parts = [cost]
+    if isinstance(cost, dict) and set(cost) == {"fixed", "tracking"} and hasattr(method, "tracking_clients"):
+        parts = list(cost.values())
+    if cost is not None and not all(is_number(z) and z >= 0 for z in parts):
+        raise ValueError(
+            f"methods: {label}: cost = {cost!r} is not allowed; it must be a number >= 0, or for methods with `tracking` "
+            "{ fixed = 3, tracking = 1 }, which is 3 + Y/S"
+        )
+
+
+def check_values(where: str, key: str, values: Sequence[Any]) -> None:
+    """No two values of an axis or grid may lead to the same directory."""
+    if not values:
+        raise ValueError(f"{where} has no values")
+    known: dict[str, Any] = {}
+    for value in values:
+        if (name := file_name(value_text(value, key))) in known:
+            other = known[name]
+            pair = f"{value!r} twice" if repr(other) == repr(value) else f"{other!r} and {value!r}, which are too much alike"
+            raise ValueError(f"{where} has {pair}; values must differ, numbers in their first six digits")
+        known[name] = value

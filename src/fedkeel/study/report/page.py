@@ -5,24 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Template
 from markupsafe import Markup, escape
 
 from fedkeel.study.report import svg
 from fedkeel.study.report.figure import Figure, Lines
 from fedkeel.study.report.figures import MANY, line_styles
 from fedkeel.study.report.table_text import (
-    APART,
-    NOT_COMPARABLE,
-    differs,
+    beside_paper,
     failures_text,
-    in_paper_units,
     not_reached_note,
-    paper_column,
-    paper_column_titles,
     place_columns,
     place_of,
     robustness_text,
@@ -36,33 +30,22 @@ Row = Mapping[str, Any]
 
 def page(results: Mapping[str, Any], drawn: Sequence[Figure]) -> str:
     """The page with the results of a study (the content of its results.json) and these figures."""
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            results=results,
-            title=results["title"] or _title(results),
-            subtitle=_subtitle(results),
-            papers=[found for paper in results["paper"] if (found := _beside_paper(results, paper))],
-            cases=[_case(results, case, drawn) for case in results["cases"]],
-            robustness=_robustness(results),
-            incomplete=_incomplete(results),
-            points={_id(one): finite(_points(one)) for one in drawn if isinstance(one, Lines)},
-            box=[svg.WIDTH, svg.HEIGHT, svg.LEFT, svg.RIGHT, svg.TOP, svg.BOTTOM],
-            plot_style=svg.CLASSES,
-        )
+    return _template().render(
+        results=results,
+        title=results["title"] or _title(results),
+        subtitle=_subtitle(results),
+        papers=[found for paper in results["paper"] if (found := beside_paper(results["rows"], paper))],
+        cases=[_case(results, case, drawn) for case in results["cases"]],
+        robustness=_robustness(results),
+        incomplete=_incomplete(results),
+        points={_id(one): finite(_points(one)) for one in drawn if isinstance(one, Lines)},
+        plot_style=svg.CLASSES,
     )
 
 
 @cache
-def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def _template() -> Template:
+    made = svg.templates()
     made.policies["json.dumps_kwargs"] = {"allow_nan": False}
     made.filters |= {
         "word": _word,
@@ -71,11 +54,10 @@ def _environment() -> Environment:
         "with_code": _with_code,
         "id": _id,
         "drawn": lambda figure: Markup(svg.draw(figure)),
-        "key": lambda style: Markup(svg.key(style)),
         "search_title": _search_title,
         "score": _score,
     }
-    return made
+    return made.get_template("page.html")
 
 
 def _word(value: Any, key: str) -> str:
@@ -119,31 +101,6 @@ def _subtitle(results: Mapping[str, Any]) -> str:
 
 
 # Parts of the page ----------------------------------------------------------------------------------------------------
-
-
-def _beside_paper(results: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
-    """Our numbers beside the paper's; {} if it has none for the rows of this study."""
-    metric = paper["metric"]
-    rows = [row for row in results["rows"] if metric in row["paper"]]
-    if not rows:
-        return {}
-    lines: dict[str, list[dict[str, Any]]] = {}
-    for method in dict.fromkeys(row["method"] for row in rows):
-        mine = {paper_column(row, paper): row for row in rows if row["method"] == method}
-        lines[method] = [_cell(mine[z], paper) if z in mine else {} for z in paper["at"]]
-    note = f"{APART}." if any(differs(row, paper) for row in rows) else ""
-    return {
-        "title": metric.replace("_", " ").capitalize() + " (%)" * metric.endswith("accuracy"),
-        "where": paper["where"] or "the paper",
-        "heads": ["method", *paper_column_titles(rows, paper)],
-        "lines": lines,
-        "note": note if paper["comparable"] else f"{NOT_COMPARABLE.capitalize()}.",
-    }
-
-
-def _cell(row: Row, paper: Mapping[str, Any]) -> dict[str, Any]:
-    metric = paper["metric"]
-    return {"ours": in_paper_units(row, metric), "theirs": row["paper"][metric], "differs": differs(row, paper)}
 
 
 def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.study.report.figure import Axis, Bars, Bubbles, Figure, Heat, Lines, Series, shortened, style
+from fedkeel.study.report.figure import LEGEND, Axis, Bars, Bubbles, Figure, Heat, Lines, Series, shortened, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,13 @@ FORMATS = ("pdf", "pgf", "svg", "png")
 LATEX = ("xelatex", "lualatex", "pdflatex")  # PGF needs one of these programs to measure its texts
 SIZE = (4.6, 3.2)  # inches: the proportions of the page's figures
 MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "cross": "x", "plus": "+"}
-FONTS = {"font.size": 9, "legend.fontsize": 8, "axes.titlesize": 9, "pdf.fonttype": 42, "svg.hashsalt": "fedkeel"}
+FONTS: dict[Any, Any] = {
+    "font.size": 9,
+    "legend.fontsize": 8,
+    "axes.titlesize": 9,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "fedkeel",
+}
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -38,24 +44,25 @@ def save(figure: Figure, path: Path) -> None:
     """Writes a figure to a file. Its format is the ending of the path."""
     from matplotlib import rc_context
 
-    date = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])  # left out: the same runs give the same bytes
+    date = {"pdf": "CreationDate", "svg": "Date"}.get(path.suffix[1:])  # Without a date, the same runs give the same bytes.
     options: dict[str, Any] = {"metadata": {date: None}} if date else {}
     with rc_context(FONTS | {"pgf.texsystem": _latex() or LATEX[0], "pgf.rcfonts": False}):
         plot(figure).savefig(path, dpi=200, **options)
 
 
 def plot(figure: Figure) -> MatplotlibFigure:
-    """A figure as matplotlib's, to be changed or saved."""
+    """The matplotlib figure. You can change it, or save it."""
     from matplotlib.figure import Figure as MatplotlibFigure
 
     height = 0.5 + 0.26 * len(figure.bars) if isinstance(figure, Bars) else SIZE[1]
-    below = 0.18 * -(-len(figure.legend) // 2)  # inches: two names side by side
+    columns = figure.legend_columns
+    below = 0.18 * -(-len(figure.legend) // columns)  # inches for the legend
     made = MatplotlibFigure(figsize=(SIZE[0], height + below), layout="constrained")
     axes = made.add_subplot()
     match figure:
         case Lines():
             _lines(figure, axes)
-            made.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=3.5)
+            made.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=3.5)
         case Bars():
             _bars(figure, axes)
         case Heat():
@@ -69,7 +76,7 @@ def plot(figure: Figure) -> MatplotlibFigure:
 
 
 def _text(words: str) -> str:
-    """A text without meaning for TeX: matplotlib reads what stands between two dollar signs as a formula."""
+    """A text for matplotlib, which would read the part between two dollar signs as a formula."""
     return words.replace("$", r"\$")
 
 
@@ -104,7 +111,8 @@ def _line(one: Series, axes: Axes, figure: Lines) -> None:
     if one.flat:
         x, y, low, high = [figure.x.low, figure.x.high], y * 2, low * 2, high * 2
     marked = [0, 1] if one.flat else one.marked()
-    axes.plot(x, y, linewidth=1.4, markevery=marked, label=_text(one.name), **look)
+    whole = not figure.is_cut()  # Then markers at the edge are drawn as a whole.
+    axes.plot(x, y, linewidth=1.4, markevery=marked, clip_on=not whole, label=_text(shortened(one.name, LEGEND)), **look)
     if low:
         axes.fill_between(x, low, high, color=colour, alpha=figure.band_opacity(), linewidth=0)
     rings = [(one.x[i], y[i]) for i in one.ringed]

@@ -8,8 +8,7 @@ from typing import Any
 
 from fedkeel.study.report.figure import Axis, Figure, Heat, Lines, Series, fit
 from fedkeel.study.report.table_text import seeds_note, target_text
-from fedkeel.study.results.columns import label_of
-from fedkeel.study.results.numbers import failures
+from fedkeel.study.results.numbers import failures, label_of
 from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]
@@ -19,12 +18,13 @@ SHOWN = ("final_accuracy", "best_accuracy")
 def sweeps(results: Mapping[str, Any], rows: Sequence[Row], case: str) -> list[Figure]:
     axes = results["axes"]
     if len(axes) == 1:
-        return [_sweep_curve(results, rows, case, *next(iter(axes.items())), metric) for metric in _swept(rows)]
+        ((axis, values),) = axes.items()
+        return [_sweep_curve(results, rows, case, axis, values, metric) for metric in _swept(rows)]
     if len(axes) == 2:
-        found = []
+        found: list[Figure] = []
         for metric in SHOWN:
             found += _heat_maps([row for row in rows if len(row["axes"]) == 2], case, axes, metric)
-            for axis, values in axes.items():  # of methods that have one of the two only
+            for axis, values in axes.items():  # methods that have only one of the two
                 mine = [row for row in rows if list(row["axes"]) == [axis]]
                 found += [_sweep_curve(results, mine, case, axis, values, metric)] if mine else []
         return found
@@ -32,9 +32,9 @@ def sweeps(results: Mapping[str, Any], rows: Sequence[Row], case: str) -> list[F
 
 
 def _swept(rows: Sequence[Row]) -> list[str]:
-    """What a sweep is drawn for: accuracy, and costs where a target is reached."""
+    """The numbers that are drawn over an axis: accuracies, and costs if a target was reached."""
     reached = [row for row in rows if row.get("rounds_to_target") is not None]
-    counted = all(row.get("cost_to_target") is not None for row in reached)  # by the paper
+    counted = all(row.get("cost_to_target") is not None for row in reached)  # the paper's cost is known
     costs = ["rounds_to_target", "cost_to_target" if counted else "floats_to_target"]
     return [*SHOWN, *(costs if reached else [])]
 
@@ -70,12 +70,12 @@ def _sweep_curve(
 
 
 def _lost(row: Row, metric: str) -> bool:
-    """Was it run, and has no value?"""
+    """Did runs end without this number?"""
     return row.get(metric) is None and bool(row["seeds"] or failures(row)[0])
 
 
 def _over_axis(rows: Sequence[Row], at: list[float], metric: str) -> Series:
-    """A method's line over an axis; at: places of its rows, none if it does not have the axis."""
+    """The line of a method over an axis. at: the places of its rows, empty if the method does not have the axis."""
     name = rows[0]["method"] + ("" if at else seeds_note(rows[0]))
     one = Series(name, 0, at or [0.0], [row.get(metric) for row in rows], marks=True, flat=not at)
     spreads = [row.get(f"{metric}_std") or 0.0 for row in rows]
@@ -89,13 +89,13 @@ def _over_axis(rows: Sequence[Row], at: list[float], metric: str) -> Series:
 
 
 def _heat_maps(rows: Sequence[Row], case: str, axes: Mapping[str, Sequence[Any]], metric: str) -> list[Figure]:
-    """One per method; their colours mean the same."""
+    """One heat map per method. A colour means the same in all of them."""
     (down, downs), (across, acrosses) = axes.items()
     x = Axis(across, names=[value_text(z, across) for z in acrosses])
     y = Axis(down, names=[value_text(z, down) for z in downs])
     good = [row[metric] for row in rows if row[metric] is not None]
     span = (min(good), max(good)) if good else (0.0, 1.0)
-    found = []
+    found: list[Figure] = []
     for method in dict.fromkeys(row["method"] for row in rows):
         at = {(repr(row["axes"][down]), repr(row["axes"][across])): row for row in rows if row["method"] == method}
         grid = [[at.get((repr(a), repr(b)), {}) for b in acrosses] for a in downs]

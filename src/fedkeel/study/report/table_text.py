@@ -1,30 +1,29 @@
-"""Rows of results as people read them."""
+"""The numbers of a study as text: for the screen, the page, LaTeX, and beside a paper's numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from fedkeel.study.results.columns import COLUMNS, label_of
-from fedkeel.study.results.numbers import ACCURACIES, failures, target_name
-from fedkeel.wording import value_text
+from fedkeel.study.results.numbers import ACCURACIES, COLUMNS, failures, label_of, target_name
+from fedkeel.wording import amount, value_text
 
 Row = Mapping[str, Any]
 Cell = tuple[str, float | str | None]  # (text, what to sort by)
 APART = "≠: apart by more than the two deviations together, and of rounds by more than those between two evaluations"
 NOT_COMPARABLE = "not comparable: other data, another model, target or scale than the paper's"
 MEASURED_AS = ("final_", "least_", "mean_")
-BEYOND = 1e15  # where targets that were missed are sorted: after all that were reached
+BEYOND = 1e15  # Tables are sorted by this number where a target was missed: after all that were reached.
 
 
 def with_deviation(row: Row, name: str, form: str, scale: float = 1.0) -> str:
-    """mean ± deviation of a number, both with as many decimals; '-' if there is none."""
+    """`mean ± deviation` with the same number of decimals, or '-' if the row does not have the number."""
     if row.get(name) is None:
         return "-"
     deviation = row.get(f"{name}_std")
     if deviation is None:
         return f"{row[name] * scale:{form}}"
-    number, exponent, power = f"{row[name] * scale:#{form}}".partition("e")  # with the zeros that end it
+    number, exponent, power = f"{row[name] * scale:#{form}}".partition("e")  # `#` keeps zeros at the end
     number = number.removesuffix(".")
     unit = 10.0 ** int(power or 0) or 1.0
     shown = f"{number} ± {deviation * scale / unit:.{len(number.partition('.')[2])}f}"
@@ -32,25 +31,25 @@ def with_deviation(row: Row, name: str, form: str, scale: float = 1.0) -> str:
 
 
 def not_reached_note(rows: Sequence[Row]) -> str:
-    """What `>` before a number of rounds means."""
+    """Explains `>` before a number of rounds."""
     rounds = {row["rounds"] for row in rows}
     return f">{rounds.pop() if len(rounds) == 1 else 'rounds'}: not reached by all seeds (2/3: by two of three)"
 
 
 def failures_text(row: Row) -> str:
-    """How many seeds of a row failed or are still to come, in words; '' if none."""
+    """`1 failed, 2 not run`, or '' if all seeds are complete."""
     failed, not_run = failures(row)
     return ", ".join([f"{failed} failed"] * bool(failed) + [f"{not_run} not run"] * bool(not_run))
 
 
 def screen_row(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
-    """A row of the summary; a target that not all seeds reached is `>rounds`, with the share that did."""
+    """A row of the summary on the screen. If not all seeds reached a target, it has `>rounds` and the share that did."""
     shown = {"method": row["method"], "final accuracy": with_deviation(row, "final_accuracy", ".3f")}
     shown["best accuracy"] = with_deviation(row, "best_accuracy", ".3f")
     for number, target in enumerate(targets):
         name = target_name(number)
-        shown[f"rounds to {target_text(row, target)}"] = _until(row, "rounds", name)
-        shown[f"floats to {target_text(row, target)}"] = _sent(row, "floats", name)
+        shown[f"rounds to {target_text(row, target)}"] = to_target_text(row, "rounds", name)
+        shown[f"floats to {target_text(row, target)}"] = to_target_text(row, "floats", name)
     shown["seconds"] = "-" if row["seconds_std"] is None and row["seeds"] == 0 else f"{row['seconds']:.1f}"
     if row["errors"]:
         shown["method"] += f"\n({failures_text(row)})"
@@ -58,53 +57,47 @@ def screen_row(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
 
 
 def target_text(row: Row, target: float) -> str:
-    """A target of a row, with what it is about where that is not the test accuracy."""
-    return f"{target:g}" + " training accuracy" * (row["target_on"] == "train_accuracy")
+    """A target of a row. It names the accuracy, unless that is the test accuracy."""
+    return f"{target:g}{' training accuracy' if row['target_on'] == 'train_accuracy' else ''}"
 
 
-def _until(row: Row, kind: str, name: str) -> str:
-    """Rounds or a paper's cost until the target, or all that were spent without reaching it."""
-    missed = row[f"{kind}_to_{name}"] is None and row["seeds"] > 0
-    return missed_target_text(row, name, kind) if missed else with_deviation(row, f"{kind}_to_{name}", ".1f")
+def to_target_text(row: Row, kind: str, name: str) -> str:
+    """What a row spent until a target. kind: rounds, floats, up or cost."""
+    value = row[f"{kind}_to_{name}"]
+    if not row["seeds"]:
+        return "-"
+    if kind in ("floats", "up"):
+        return f">{amount(row[kind])}" if value is None else amount(value)
+    return missed_target_text(row, name, kind) if value is None else with_deviation(row, f"{kind}_to_{name}", ".1f")
 
 
 def missed_target_text(row: Row, name: str, kind: str = "rounds") -> str:
-    """What was spent without all seeds reaching the target, and how many did."""
+    """All that was spent, and how many seeds reached the target, if not all did."""
     reached = row[f"reached_{name}"]
     return f">{row[kind]:g}" + (f" ({reached}/{row['seeds']})" if reached else "")
 
 
-def _sent(row: Row, kind: str, name: str) -> str:
-    """Floats until the target, or all that were sent without reaching it."""
-    from fedkeel.wording import amount
-
-    if not row["seeds"]:
-        return "-"
-    until = row[f"{kind}_to_{name}"]
-    return f">{amount(row[kind])}" if until is None else amount(until)
-
-
 def in_paper_units(row: Row, metric: str) -> str:
-    """Our number as papers print it: accuracies in percent, costs as they are; and of how many seeds, if not of all."""
+    """Our number as papers print it: accuracies in percent. If seeds are missing, it says so."""
     if row["errors"] and not row["seeds"]:
         return failures_text(row)
     if metric.endswith("accuracy"):
-        told = with_deviation(row, metric, ".2f", 100)
+        text = with_deviation(row, metric, ".2f", 100)
     elif row.get(metric) is None and "_to_" in metric:
         kind, _, name = metric.partition("_to_")
-        told = missed_target_text(row, name, kind)
+        text = missed_target_text(row, name, kind)
     else:
-        told = with_deviation(row, metric, ".4g" if "norm" in metric or "loss" in metric else ".1f")
-    return told + seeds_note(row)
+        text = with_deviation(row, metric, ".4g" if "norm" in metric or "loss" in metric else ".1f")
+    return text + seeds_note(row)
 
 
 def seeds_note(row: Row) -> str:
-    """How many seeds stand behind the numbers of a row, if not all."""
+    """`(2 of 3 seeds)` if seeds of a row failed or are still to come, else ''."""
     return f" ({row['seeds']} of {row['seeds'] + len(row['errors'])} seeds)" if row["errors"] else ""
 
 
 def paper_column_titles(rows: Sequence[Row], paper: Mapping[str, Any]) -> list[str]:
-    """The columns of a paper's numbers; with our target, if they count until one."""
+    """Headings of a paper's numbers. If the numbers are counted until a target, a heading has our target."""
     name, aims = paper["metric"].partition("_to_")[2], {}
     for row in rows:
         of = {target_name(number): f"to {target_text(row, target)}" for number, target in enumerate(row["targets"])}
@@ -113,24 +106,24 @@ def paper_column_titles(rows: Sequence[Row], paper: Mapping[str, Any]) -> list[s
 
 
 def place_columns(results: Mapping[str, Any]) -> list[str]:
-    """Settings that tell the rows of a study apart: the case, if there are several, and the axes."""
+    """The columns that tell rows of a study apart: the case, if there are several, and the axes."""
     several = len({row["case"] for row in results["rows"]}) > 1
     return (["case"] if several else []) + list(results["axes"])
 
 
 def place_of(row: Row, columns: Sequence[str]) -> dict[str, str]:
-    """Where a row stands in the study."""
+    """The values of these columns in a row."""
     at = {"case": row["case"], **row["axes"]}
     return {name: "-" if at.get(name) is None else value_text(at[name], name) for name in columns}
 
 
 def paper_column(row: Row, paper: Mapping[str, Any]) -> Any:
-    """The column of a paper's numbers that a row belongs to, by == (1 is 1.0); None if there is none."""
+    """The column of a paper's numbers that a row belongs to (1 and 1.0 are the same), or None."""
     return next((z for z in paper["at"] if z in (row["case"], *row["axes"].values()) or z == ""), None)
 
 
 def table_rows(rows: Sequence[Row]) -> list[dict[str, Cell]]:
-    """All numbers that the report shows: of every row the same columns, in the same order; '-' where it has none."""
+    """The numbers that the report shows. All rows have the same columns; a number that is missing is '-'."""
     keys = dict.fromkeys(key for row in rows for key, z in row.items() if z is not None)
     finals = [key for key in keys if key.startswith(MEASURED_AS) and key not in ACCURACIES and not key.endswith("_std")]
     finals += ["dropped"] * any(row["dropped"] for row in rows)
@@ -152,33 +145,36 @@ def table_rows(rows: Sequence[Row]) -> list[dict[str, Cell]]:
 
 
 def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]:
-    """What a row needed to get to a target, nothing where that is another case's. keys: of the numbers that the rows of its
-    table have."""
+    """What a row spent until a target, or empty cells if the target belongs to another case.
+
+    keys: the numbers that the rows of this table have.
+    """
     to, mine = target_text(row, target), target in row["targets"]
-    name, far = target_name(row["targets"].index(target)) if mine else "", None
+    name, missed = target_name(row["targets"].index(target)) if mine else "", None
     if mine and row[f"rounds_to_{name}"] is None and row["seeds"]:
-        far = BEYOND * (2 - row[f"reached_{name}"] / row["seeds"])
+        missed = BEYOND * (2 - row[f"reached_{name}"] / row["seeds"])
     counted = {"rounds": "rounds", "floats": "floats", "up": "uploaded floats"}
     counted |= {"cost": "paper's cost"} if "cost" in keys else {}
     found: dict[str, Cell] = {}
     for kind, label in counted.items():
-        told = _sent if kind in ("floats", "up") else _until
         known = f"{kind}_to_{name}" in row
-        found[f"{label} to {to}"] = (told(row, kind, name), far or row[f"{kind}_to_{name}"]) if known else ("-", None)
+        found[f"{label} to {to}"] = (
+            (to_target_text(row, kind, name), missed or row[f"{kind}_to_{name}"]) if known else ("-", None)
+        )
     if row["target_on"] != "test_accuracy":
         found[f"test accuracy at {to}"] = with_deviation(row, f"at_{name}_accuracy", ".4f"), row.get(f"at_{name}_accuracy")
     return found if mine else dict.fromkeys(found, ("", None))
 
 
 def robustness_text(one: Row) -> str:
-    """Over how much of an axis a method stays within 5 % of its best."""
+    """The part of an axis where a method stays within 5 % of its best."""
     if one["decades"] == 0:
-        return f"at one value of {one['axis']} only" + ", an end of those that were tried" * one["open"]
-    return "over " + "at least " * one["open"] + f"{one['decades']:.2g} decades of {one['axis']}"
+        return f"at one value of {one['axis']} only{', an end of those that were tried' if one['open'] else ''}"
+    return f"over {'at least ' if one['open'] else ''}{one['decades']:.2g} decades of {one['axis']}"
 
 
 def paper_number(text: Any) -> tuple[float, float] | None:
-    """A paper's number as (mean, deviation); None if it has none."""
+    """(mean, deviation) of a paper's number, or None if the text is not a number."""
     mean, _, deviation = str(text).partition("±")
     try:
         return float(mean), float(deviation or 0)
@@ -187,43 +183,69 @@ def paper_number(text: Any) -> tuple[float, float] | None:
 
 
 def differs(row: Row, paper: Mapping[str, Any]) -> bool:
-    """Is our number apart from the paper's by more than the two deviations together, and, of rounds, than those between two
-    evaluations? False where they are not of the same thing."""
+    """Do our number and the paper's differ by more than the sum of the two deviations? For rounds, the distance between two
+    evaluations is added. False if the numbers are not comparable."""
     metric = paper["metric"]
     theirs, ours = paper_number(row["paper"][metric]), row.get(metric)
     if not paper["comparable"]:
         return False
-    if theirs and ours is None and "_to_" in metric and row["seeds"]:  # not reached with what was spent
+    if theirs and ours is None and "_to_" in metric and row["seeds"]:  # we did not reach the target
         return bool(row[metric.partition("_to_")[0]] > sum(theirs))
     if theirs is None or ours is None:
-        return (theirs is None) != (ours is None) and row["seeds"] > 0
+        return (theirs is None) != (ours is None) and bool(row["seeds"])
     scale = 100 if metric.endswith("accuracy") else 1
     known_to = max(row["evaluate_every"] - 1, 0) if metric.startswith("rounds_to_") else 0
-    return abs(ours * scale - theirs[0]) > theirs[1] + scale * (row.get(f"{metric}_std") or 0.0) + known_to
+    apart = abs(ours * scale - theirs[0])
+    return bool(apart > theirs[1] + scale * (row.get(f"{metric}_std") or 0.0) + known_to)
+
+
+def beside_paper(rows: Sequence[Row], paper: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of our numbers and the paper's: one line per method and one cell per column of the paper.
+
+    {} if the paper has no numbers for these rows.
+    """
+    metric = paper["metric"]
+    rows = [row for row in rows if metric in row["paper"]]
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = {paper_column(row, paper): row for row in rows if row["method"] == method}
+        lines[method] = [_beside(mine[z], paper) if z in mine else {} for z in paper["at"]]
+    note = APART if any(differs(row, paper) for row in rows) else ""
+    return (
+        {}
+        if not rows
+        else {
+            "metric": metric.replace("_", " "),
+            "percent": metric.endswith("accuracy"),
+            "where": paper["where"] or "the paper",
+            "heads": ["method", *paper_column_titles(rows, paper)],
+            "lines": lines,
+            "note": note if paper["comparable"] else NOT_COMPARABLE,
+        }
+    )
+
+
+def _beside(row: Row, paper: Mapping[str, Any]) -> dict[str, Any]:
+    metric = paper["metric"]
+    return {"ours": in_paper_units(row, metric), "theirs": row["paper"][metric], "differs": differs(row, paper)}
 
 
 def as_latex(results: Mapping[str, Any]) -> str:
-    """The summary as LaTeX tables, one per case; needs the package booktabs."""
+    """The summary as LaTeX tables, one per case. They need the package booktabs."""
+    from pandas import DataFrame
+
     blocks = []
+    axes = [name for name in place_columns(results) if name != "case"]
     for case in dict.fromkeys(row["case"] for row in results["rows"]):
         rows = [row for row in results["rows"] if row["case"] == case]
-        axes = [name for name in place_columns(results) if name != "case"]
         lines = []
         for row, line in zip(rows, table_rows(rows), strict=True):
             shown = {name: text for name, (text, _) in line.items() if name not in ("chosen", "memory MB", "seconds")}
             lines.append({"method": row["method"] + seeds_note(row), **place_of(row, axes), **shown})
-        columns = list(lines[0])
-        body = [" & ".join(map(_tex, line.values())) + r" \\" for line in lines]
-        head = " & ".join(map(_tex, columns)) + r" \\"
-        caption = [f"% {_tex(case)}"] if case else []
-        table = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
-        blocks.append("\n".join([*caption, *table, r"\end{tabular}"]))
-    return "\n\n".join(blocks) + "\n"
+        text = DataFrame(lines).to_latex(index=False, escape=True, column_format="l" + "r" * (len(lines[0]) - 1))
+        blocks.append((f"% {case}\n" if case else "") + text)
+    return "\n".join(blocks).translate(MORE_TEX)
 
 
-TEX = {z: rf"\{z}" for z in "&%_#${}"} | {"±": r"$\pm$", ">": "$>$", "<": "$<$", "|": "$|$"}
-TEX |= {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "[": "{[}"}  # `\\ [` would be a distance
-
-
-def _tex(text: str) -> str:
-    return "".join(TEX.get(sign, sign) for sign in text)
+# Signs that pandas does not escape. A line that begins with `[` would give a length to the `\\\\` before it.
+MORE_TEX = str.maketrans({"±": r"$\pm$", ">": "$>$", "<": "$<$", "|": "$|$", "[": "{[}"})

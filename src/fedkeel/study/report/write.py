@@ -18,8 +18,7 @@ from fedkeel.study.report.figure import Figure
 from fedkeel.study.report.figures import figures
 from fedkeel.study.report.page import page
 from fedkeel.study.report.table_text import as_latex
-from fedkeel.study.results.collect import ORIGIN, as_csv, collect, read_origin
-from fedkeel.study.results.label_counts import shown_splits
+from fedkeel.study.results.collect import ORIGIN, as_csv, collect, read_origin, shown_splits
 from fedkeel.study.results.numbers import Outcome
 from fedkeel.study.running.plan import BranchResult
 from fedkeel.study.running.reading import read_study
@@ -30,8 +29,8 @@ from fedkeel.wording import file_name
 def report(path: str | Path, formats: Sequence[str] = ()) -> Path:
     """Writes report.html to the directory of a study or run, and files to its folder `report`. Returns the page's path.
 
-    A study may be under way: the page shows what is complete.  formats: also draw the figures with matplotlib, for
-    papers; any of pdf, pgf, svg, png. Such an SVG replaces the one that is drawn as on the page.
+    If the study is not complete, the page shows what there is.  formats: also draw the figures with matplotlib, for papers:
+    any of pdf, pgf, svg, png. With svg, the files that look like the page are replaced.
     """
     path = Path(path)
     paper_figures.check_formats(formats)
@@ -39,16 +38,16 @@ def report(path: str | Path, formats: Sequence[str] = ()) -> Path:
 
 
 def results_of(path: Path) -> dict[str, Any]:
-    """What a study or run in a directory has found so far."""
+    """The results of the study or run in a directory, complete or not."""
     if (path / "study.toml").exists():
         study = Study.read(read_settings(path / "study.toml"))
-        lost = {"command": f"not kept ({ORIGIN} is missing); to run it again: fedkeel compare {path / 'study.toml'}"}
-        origin = read_origin(path) or lost
+        lost = f"not kept ({ORIGIN} is missing); to run it again: fedkeel compare {path / 'study.toml'}"
+        origin: dict[str, Any] = read_origin(path) or {"command": lost}
         store = path / origin.get("store", ".")
         if not store.is_dir():
             raise ValueError(
-                f"report: the runs of this study lie in {os.path.normpath(store)}, which is not there; move it, too, or "
-                "run the study again"
+                f"report: the runs of this study lie in {os.path.normpath(store)}, which does not exist; "
+                "move it here, too, or run the study again"
             )
         results = collect(study, read_study(study, store), origin.get("command", ""))
         return results | {"partitions": shown_splits(study, origin.get("partitions", {}))}
@@ -58,38 +57,39 @@ def results_of(path: Path) -> dict[str, Any]:
 
 
 def _single(path: Path) -> dict[str, Any]:
-    """A run as a study of one."""
+    """The results of one run, as a study of this run alone."""
     history = directory.history(path)
     if not history:
         raise ValueError(f"report: the run in {path} has no complete round")
-    told = read_toml(path / "config.toml")
-    config = _of_objects(told) if "note" in told else saved_config(path)
-    config = config.changed(engine="auto")  # who ran the clients, a network perhaps, is no setting of a study
+    saved = read_toml(path / "config.toml")
+    config = _of_objects(saved) if "note" in saved else saved_config(path)
+    config = config.changed(engine="auto")  # The run may have another engine, such as a network, which studies do not have.
     task = {key: z for key, z in config.given.items() if key not in ("algorithm", "hyperparameters", "seed")}
     methods = {config.algorithm: dict(config.hyperparameters)}
     study = Study.read({key: z for key, z in task.items() if z is not None} | {"methods": methods, "seeds": [config.seed]})
     made = (directory.summary(path, len(history)) or {}).get("made_with", {})
     found = BranchResult(study.branches[0], outcomes=[Outcome(config.algorithm, config.seed, history, made_with=made)])
-    results = collect(study, [found], told.get("note", shlex.join(["fedkeel", "run", str(path / "config.toml")])))
-    shown = results["task"] | {"engine": told.get("engine", "auto")}
-    if "note" in told:  # no name of data or model that are mere defaults
-        shown = {key: z for key, z in told.items() if key not in ("note", "algorithm", "seed")}
+    results = collect(study, [found], saved.get("note", shlex.join(["fedkeel", "run", str(path / "config.toml")])))
+    shown = results["task"] | {"engine": saved.get("engine", "auto")}
+    if "note" in saved:  # Data and model have no names. Those of the config are only defaults.
+        shown = {key: z for key, z in saved.items() if key not in ("note", "algorithm", "seed")}
     return results | {"task": shown}
 
 
-def _of_objects(told: Mapping[str, Any]) -> RunConfig:
-    """The settings of a run whose model and data have no names, such as a deployed one with data of its own."""
-    method = dict(told["algorithm"])
-    left_out = ("algorithm", *(["local_epochs"] if "local_steps" in told else []))  # of which it then is a mere default
-    known = {key: z for key, z in told.items() if key in SETTINGS and key not in left_out and not isinstance(z, list)}
-    clients = max(int(known.get("cohort", 1)), SETTINGS["clients"].default)  # how many there were is not told
+def _of_objects(saved: Mapping[str, Any]) -> RunConfig:
+    """The settings of a run whose model and data have no names, such as that of a deployment."""
+    method = dict(saved["algorithm"])
+    left_out = ("algorithm", *(["local_epochs"] if "local_steps" in saved else []))  # then local_epochs is only a default
+    known = {key: z for key, z in saved.items() if key in SETTINGS and key not in left_out and not isinstance(z, list)}
+    default: Any = SETTINGS["clients"].default
+    clients = max(int(known.get("cohort", 1)), default)  # The file does not say how many there were.
     return RunConfig(algorithm=method.pop("name"), hyperparameters=method, clients=clients, **known)
 
 
 def write_report(results: Mapping[str, Any], out: Path, formats: Sequence[str] = ()) -> Path:
     drawn, folder = figures(results), out / "report"
     guarded(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
-    for old in [path for path in folder.iterdir() if path.suffix[1:] in paper_figures.FORMATS]:  # of an earlier study
+    for old in [path for path in folder.iterdir() if path.suffix[1:] in paper_figures.FORMATS]:  # from an earlier report
         guarded(old, partial(old.unlink, missing_ok=True))
     for name, figure in zip(file_names(drawn), drawn, strict=True):
         write_atomically(folder / f"{name}.svg", svg.draw(figure, alone=True).encode())
@@ -102,7 +102,7 @@ def write_report(results: Mapping[str, Any], out: Path, formats: Sequence[str] =
 
 
 def file_names(drawn: Sequence[Figure]) -> list[str]:
-    """A name for every figure. Names that differ only in signs that file names cannot have get numbers."""
+    """A name for the file of every figure. If two names become the same as file names, the second gets a number."""
     names: list[str] = []
     for figure in drawn:
         name = file_name(f"{figure.case}-{figure.name}" if figure.case else figure.name)

@@ -1,35 +1,40 @@
-"""What a study found, as one dictionary, and the files that hold it: results.json and table.csv."""
+"""The results of a study as one dictionary, and the files that keep it: results.json, table.csv, origin.json."""
 
 from __future__ import annotations
 
-import csv
-import io
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
-from fedkeel.data.catalogue import IMAGES, TABLES
 from fedkeel.engine.settings import alike
 from fedkeel.files import as_toml, guarded, write_atomically
+from fedkeel.runs.config import SETTINGS, RunConfig, with_split_defaults
 from fedkeel.study.results.numbers import NOT_RUN, Row, curves, failures, finite, robust_width, summarise, target_name
 from fedkeel.study.running.plan import BranchResult
+from fedkeel.study.running.scheduler import StudyData
 from fedkeel.study.study import Study
 from fedkeel.wording import COUNT_OR_SHARE
 
-# What belongs to one run and not to the task that all of them share.
+# Settings of one run. All others are part of the task.
 OWN = ("algorithm", "hyperparameters", "seed")
-NO_TEXTS = ("digits", *IMAGES, *TABLES)  # data to which a length of texts means nothing
+MOST = 200  # clients and classes in the figure of a split
+SPLIT_SETTINGS = [
+    name for name, about in SETTINGS.items() if about.metadata["group"] == "Data" and name not in ("data_dir", "augment")
+]
 ORIGIN = "origin.json"  # command and place of the runs of a study, and how their data were split
 
 
 def collect(study: Study, found: Sequence[BranchResult], command: str = "") -> dict[str, Any]:
-    """All that a report needs."""
+    """Everything that a report shows."""
     order = {branch.name: place for place, branch in enumerate(study.branches)}
-    found = sorted(found, key=lambda one: order[one.branch.name])  # a search for all cases brings a method's together
+    found = sorted(
+        found, key=lambda one: order[one.branch.name]
+    )  # If one search serves all cases, `found` has the cases of a method side by side.
     rows = [_row(study, one) for one in found]
     settings = [_settings(study, one) for one in found]
     shared = _common({key: z for key, z in settings[0].items() if key not in OWN}, settings)
@@ -57,23 +62,32 @@ def collect(study: Study, found: Sequence[BranchResult], command: str = "") -> d
 
 
 def _settings(study: Study, found: BranchResult) -> dict[str, Any]:
-    """The settings of a line that apply to it, as far as they are known."""
+    """The settings of a branch that have an effect on it, as far as they are known."""
     config = found.branch.at(found.chosen, found.branch.seeds[0], study.resplit)
-    hidden = {key for key in found.branch.grid if key not in found.chosen}  # of a search that has not ended
-    hidden |= {"length"} if config.data in NO_TEXTS else set()
+    hidden = {key for key in found.branch.grid if key not in found.chosen}  # The search has not ended.
+    hidden |= {"length"} if _has_no_texts(config.data) else set()
     hidden |= {"ray_address"} if config.engine != "ray" else set()
     settings = config.as_dict() | ({"split_seed": "each run's seed"} if study.resplit else {})
     own = {key: z for key, z in config.hyperparameters.items() if key not in hidden}
     return {key: z for key, z in settings.items() if key not in hidden} | {"hyperparameters": own}
 
 
-def _of_method(settings: Mapping[str, Any], elsewhere: set[str]) -> dict[str, Any]:
-    """Hyper-parameters of a line, and the settings that it has for itself alone."""
-    return settings["hyperparameters"] | {key: z for key, z in settings.items() if key not in elsewhere}
+def _has_no_texts(data: str) -> bool:
+    """Is the setting `length`, of texts, without meaning for these data?"""
+    if data == "digits":
+        return True
+    from fedkeel.data.catalogue import IMAGES, TABLES
+
+    return data in IMAGES or data in TABLES
+
+
+def _of_method(settings: Mapping[str, Any], others: set[str]) -> dict[str, Any]:
+    """The hyper-parameters of a branch, and the settings that no other branch has."""
+    return dict(settings["hyperparameters"]) | {key: z for key, z in settings.items() if key not in others}
 
 
 def _versions(found: Sequence[BranchResult]) -> dict[str, str]:
-    """Versions and machines that the runs were made with."""
+    """The versions and machines of the runs."""
     made = [outcome.made_with for one in found for outcome in one.outcomes if outcome.made_with]
     if not made:
         return {"versions": "not kept"}
@@ -82,8 +96,8 @@ def _versions(found: Sequence[BranchResult]) -> dict[str, str]:
 
 def _row(study: Study, found: BranchResult) -> Row:
     branch = found.branch
-    config = branch.at(found.chosen, branch.seeds[0], study.resplit)  # a grid may be over rounds, too
-    row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
+    config = branch.at(found.chosen, branch.seeds[0], study.resplit)  # with the chosen values: a grid may be over rounds
+    row: Row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
     row |= {"targets": list(branch.targets), "chosen": found.chosen, "paper": _printed(study, found)}
     row["evaluate_every"] = config.evaluate_every
     cost = branch.cost_of(found.chosen)
@@ -91,25 +105,25 @@ def _row(study: Study, found: BranchResult) -> Row:
 
 
 def _searches(study: Study, found: Sequence[BranchResult]) -> list[dict[str, Any]]:
-    """Every search once, with the line in whose case it was made."""
+    """Every search once, with the branch in whose case it was made."""
     made_in = {group[0].name for group in study.groups()}
     return [_search(study, one) for one in found if one.trials and one.branch.name in made_in]
 
 
 def _search(study: Study, found: BranchResult) -> dict[str, Any]:
-    """The trials of a line, and a note if the choice could not be by them."""
+    """The trials of a branch, and a note if no trial has the number that decides."""
     plan, config = study.search.model_dump(exclude_none=True), found.branch.config
     same = {"rounds": config.rounds, "every": config.evaluate_every}  # as the runs that count
     plan = {key: z for key, z in plan.items() if same.get(key) != z}
-    told = {"name": found.branch.name, **plan, "trials": found.trials, "note": ""}
+    about = {"name": found.branch.name, **plan, "trials": found.trials, "note": ""}
     if all(trial["score"] is None and trial["error"] != NOT_RUN for trial in found.trials):
         chosen = ", ".join(f"{key} {value}" for key, value in found.chosen.items())
-        told["note"] = f"no trial has {study.search.metric}, so the middle of every list was taken: {chosen}"
-    return told
+        about["note"] = f"no trial has {study.search.metric}, so the middle of every list was taken: {chosen}"
+    return about
 
 
 def _printed(study: Study, found: BranchResult) -> dict[str, Any]:
-    """The paper's numbers for a line, by metric."""
+    """The paper's numbers for a branch, by metric."""
     place = [found.branch.case, *found.branch.axes.values()]
     printed = {}
     for paper in study.paper:
@@ -122,56 +136,105 @@ def _printed(study: Study, found: BranchResult) -> dict[str, Any]:
 def _case(
     case: str, shared: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], found: Sequence[BranchResult]
 ) -> dict[str, Any]:
-    """What a case has of its own: settings that all its runs share, but not all of the study."""
+    """The settings that all runs of a case share, but not all runs of the study."""
     mine = [one for one, other in zip(settings, found, strict=True) if other.branch.case == case]
     return _common({key: z for key, z in mine[0].items() if key not in (*OWN, *shared)}, mine)
 
 
 def _common(values: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Those of the values that all settings have."""
+    """The values that are the same in all settings."""
     return {key: z for key, z in values.items() if all(alike(key, one.get(key), z) for one in settings)}
 
 
 def _robustness(study: Study, rows: Sequence[Row]) -> list[Row]:
     """For every method and numeric axis: decades over which its accuracy stays within 5 % of its best."""
-    told = []
+    found = []
     for axis, values in study.axes.items():
         if len(values) < 3 or not all(isinstance(z, int | float) and z > 0 for z in values):
             continue
-        if axis in COUNT_OR_SHARE and len({type(z) for z in values}) > 1:  # 1 and 0.5 are not on one scale
+        if (
+            axis in COUNT_OR_SHARE and len({type(z) for z in values}) > 1
+        ):  # 1 client and a share of 0.5 have no common scale.
             continue
-        lines: dict[tuple[str, ...], tuple[Row, list[tuple[float, float]]]] = {}  # by names: 1 is not 1.0
+        lines: dict[tuple[str, ...], tuple[Row, list[tuple[float, float]]]] = {}  # by text, because 1 and 1.0 differ
         for row in rows:
             if axis in row["axes"]:
                 others = {key: z for key, z in row["axes"].items() if key != axis}
                 if row["final_accuracy"] is None and NOT_RUN in row["errors"].values():
                     continue
-                failed = sum(why != NOT_RUN for why in row["errors"].values())  # diverged: worth nothing
+                failed = sum(why != NOT_RUN for why in row["errors"].values())  # They count as 0.
                 score = (row["final_accuracy"] or 0.0) * row["seeds"] / max(row["seeds"] + failed, 1)
                 name = (row["case"], row["method"], repr(others))
                 lines.setdefault(name, (others, []))[1].append((row["axes"][axis], score))
         for (case, method, _), (others, points) in lines.items():
             if max(z for _, z in points) == 0.0:
                 continue
-            told.append(
+            found.append(
                 {"case": case, "method": method, "at": others, "axis": axis}
                 | dict(zip(("decades", "open"), robust_width(points), strict=True))
                 | {"best": max(z for _, z in points)}
             )
-    return told
+    return found
+
+
+# How the labels of a case are spread over its clients ---
+
+
+class Split(NamedTuple):
+    key: str  # the settings that decide the split
+    of: str  # the settings that differ within the case: the case then has several splits, and this is one of them
+    config: RunConfig
+
+
+def split_of(study: Study, case: str) -> Split:
+    """The split of the first branch of a case, for its first seed."""
+    configs = []
+    for branch in [branch for branch in study.branches if branch.case == case]:
+        config = with_split_defaults(branch.config)
+        configs.append(config.changed(split_seed=branch.seeds[0]) if study.resplit else config)
+    values = {name: getattr(configs[0], name) for name in SPLIT_SETTINGS}
+    several = [name for name in SPLIT_SETTINGS if any(getattr(config, name) != values[name] for config in configs)]
+    several += ["split_seed"] * (study.resplit and "split_seed" not in several)
+    return Split(json.dumps(values), ", ".join(f"{name} = {values[name]}" for name in several), configs[0])
+
+
+def shown_splits(study: Study, counts: Mapping[str, Any]) -> dict[str, Any]:
+    """The splits that the report shows, by case. counts: samples of every class at every client, by key of the split."""
+    splits = {case: split_of(study, case) for case in study.cases}
+    shown = {case: {"of": one.of, "counts": counts[one.key]} for case, one in splits.items() if one.key in counts}
+    for case, one in shown.items():  # Some splits, such as that by writers, decide the number of clients themselves.
+        one["more"] = len(one["counts"]) == MOST != splits[case].config.clients
+    return shown
+
+
+def count_splits(study: Study, out: Path) -> dict[str, Any]:
+    """Counts the splits of a study and keeps the counts in its directory. Then the same as `shown_splits`."""
+    origin = read_origin(out)
+    data, known, counts = StudyData(), origin["partitions"], {}
+    for split in [split_of(study, case) for case in study.cases]:
+        if split.key in known:
+            counts[split.key] = known[split.key]
+        elif split.key not in counts:
+            # If the runs come from another machine, the data may be missing here. Then there is no figure.
+            with contextlib.suppress(ValueError, OSError, ImportError):
+                fed = data.of(split.config)
+                if not fed.y.is_floating_point() and fed.y.dim() == 1 and fed.y.max() < MOST:
+                    counts[split.key] = fed.label_counts(int(fed.y.max()) + 1)[:MOST].tolist()
+    write_atomically(out / ORIGIN, json.dumps(origin | {"partitions": counts}).encode())
+    return shown_splits(study, counts)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
 def write(results: Mapping[str, Any], out: Path) -> None:
-    """results.json (everything) and table.csv (the rows)."""
+    """Writes results.json (everything) and table.csv (the rows)."""
     write_atomically(out / "results.json", json.dumps(finite(results), indent=1, allow_nan=False).encode())
     write_atomically(out / "table.csv", as_csv(results).encode())
 
 
 def begin(study: Study, out: Path, store: Path, command: str, fresh: bool) -> None:
-    """Writes study.toml (`fedkeel compare` can run it again) and where runs lie: a report need not wait for the end."""
+    """Writes study.toml, which `fedkeel compare` can run again, and origin.json. `report` then works before the end."""
     guarded(out, lambda: out.mkdir(parents=True, exist_ok=True))
     write_atomically(out / "study.toml", tomli_w.dumps(as_toml(study.file)).encode())
     origin = {"command": command, "store": os.path.relpath(store, out), "partitions": {}}
@@ -181,7 +244,7 @@ def begin(study: Study, out: Path, store: Path, command: str, fresh: bool) -> No
 
 
 def read_origin(out: Path) -> dict[str, Any]:
-    """The command of a study, where its runs lie, and how their data were split; {} if it is not told."""
+    """The command of a study, the directory of its runs, and the counts of its splits. {} if there is no such file."""
     path = out / ORIGIN
     try:
         return dict(json.loads(path.read_text())) if path.exists() else {}
@@ -190,7 +253,7 @@ def read_origin(out: Path) -> dict[str, Any]:
 
 
 def as_csv(results: Mapping[str, Any]) -> str:
-    """The rows as a table, one column per number; axes and chosen values have columns of their own."""
+    """The rows as a table, with one column for every number, axis and chosen value."""
     hidden = ("errors", "axes", "chosen", "paper", "targets", "evaluate_every", "target_on")
     lines = []
     for row in results["rows"]:
@@ -200,9 +263,8 @@ def as_csv(results: Mapping[str, Any]) -> str:
         line |= {target_name(number): target for number, target in enumerate(row["targets"])}
         failed, not_run = failures(row)
         lines.append(line | {"failed": failed, "not_run": not_run})
-    text = io.StringIO()
-    fullest = max(lines, key=len)  # gives the order of columns, whatever the first line lacks
-    table = csv.DictWriter(text, list(dict.fromkeys(key for line in [fullest, *lines] for key in line)), lineterminator="\n")
-    table.writeheader()
-    table.writerows(lines)
-    return text.getvalue()
+    from pandas import DataFrame
+
+    fullest = max(lines, key=len)  # It gives the order of columns, whatever the first line lacks.
+    columns = list(dict.fromkeys(key for line in [fullest, *lines] for key in line))
+    return str(DataFrame(lines, columns=columns, dtype=object).to_csv(index=False))

@@ -1,18 +1,26 @@
-"""What runs are worth: the numbers of one run, and their mean and deviation over the seeds of a method."""
+"""The numbers of a run, their means and deviations over seeds, and the columns of the table that show them."""
 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from fedkeel.core.algorithm import lookup
+from fedkeel.errors import nearest
+
+if TYPE_CHECKING:
+    from fedkeel.study.study import Branch
 
 Row = dict[str, Any]
-NOT_RUN = "it has not been run"  # the error of a run that is still to come
-LAST = 10  # rounds whose evaluations are in the mean of the last ones
+NOT_RUN = "it has not been run"  # the error of a run that has not been started or is not complete
+LAST = 10  # rounds: `last10_accuracy` is the mean of their evaluations
 ACCURACIES = ("final_accuracy", "best_accuracy", "last10_accuracy")
-MEANT_OVER_ROUNDS = ("gradient_norm",)  # of which theorems bound the least, or the mean over the rounds
+MEANT_OVER_ROUNDS = ("gradient_norm",)  # Theorems bound the least or the mean over rounds.
 # Columns of the history that are not measurements of the model.
 OTHER = (
     "round",
@@ -33,7 +41,7 @@ OTHER = (
 
 @dataclass
 class Outcome:
-    """What became of a run: a history, or an error."""
+    """The result of a run: a history, or an error."""
 
     method: str
     seed: int
@@ -48,33 +56,28 @@ class Outcome:
 
 
 def measured(history: Sequence[Row], column: str) -> list[float]:
-    """The values of a column in the rounds where there are any."""
+    """The values of a column in the rounds that have one."""
     return [row[column] for row in history if row.get(column) is not None]
 
 
 def floats_sent(history: Sequence[Row], ways: tuple[str, ...] = ("up", "down")) -> list[float]:
-    """Floats of a client that takes part in every round, until the end of each round."""
-    total, sums = 0.0, []
-    for row in history:
-        total += sum(row[way] + row.get(f"warmup_{way}", 0) for way in ways)
-        sums.append(total)
-    return sums
+    """For every round: floats that a client which takes part in every round has sent and received until its end."""
+    return list(accumulate(float(sum(row[way] + row.get(f"warmup_{way}", 0) for way in ways)) for row in history))
 
 
 def first_at(history: Sequence[Row], target: float, column: str = "test_accuracy") -> int | None:
-    """The number of rounds until a column first was at the target, or None."""
-    reached = (t for t, row in enumerate(history) if row.get(column) is not None and row[column] >= target)
-    place = next(reached, None)
-    return None if place is None else place + 1
+    """The number of rounds until a column first reaches the target, or None."""
+    reached = (t for t, row in enumerate(history, 1) if row.get(column) is not None and row[column] >= target)
+    return next(reached, None)
 
 
 def target_name(number: int) -> str:
-    """How the columns of a study's first, second, ... target end."""
+    """The end of the columns' names for the first, second, ... target of a study."""
     return ("target", "second", "third")[number] if number < 3 else f"target_{number + 1}"
 
 
 def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy", cost: float | None = None) -> Row:
-    """The numbers of a run. cost: a paper's own count of communication per round."""
+    """The numbers of a run. cost: a paper's count of communication per round."""
     history, scores = outcome.history, outcome.accuracies
     found: Row = {"final_accuracy": scores[-1], "best_accuracy": max(scores)} if scores else {}
     if scores:
@@ -112,8 +115,10 @@ def summarise(
     on: str = "test_accuracy",
     cost: float | None = None,
 ) -> Row:
-    """The row of a method: means and standard deviations over its seeds; to a target, only if all seeds reached it, and as
-    reached_... over those that did."""
+    """The row of a method: means and sample deviations over its seeds.
+
+    Numbers until a target exist only if all seeds reached it. `reached_...` are over the seeds that did.
+    """
     good = [outcome for outcome in outcomes if outcome.error is None]
     runs = [of_run(outcome, targets, on, cost) for outcome in good]
     row: Row = {"method": method, "seeds": len(good), "rounds": rounds, "target_on": on}
@@ -132,24 +137,24 @@ def summarise(
     return row
 
 
-def failures(row: Row) -> tuple[int, int]:
+def failures(row: Mapping[str, Any]) -> tuple[int, int]:
     """How many seeds of a row failed, and how many are still to come."""
     failed = sum(why != NOT_RUN for why in row["errors"].values())
     return failed, len(row["errors"]) - failed
 
 
 def moments(name: str, runs: Sequence[Mapping[str, float]]) -> Row:
-    """Mean and sample deviation of a number that every run has; no deviation where one diverged."""
+    """Mean and sample deviation of a number, or None if not all runs have it. If a run diverged, there is no deviation."""
     values = [run[name] for run in runs if name in run]
     if not values or len(values) < len(runs):
         return {name: None, f"{name}_std": None}
     if not all(map(math.isfinite, values)):
-        return {name: sum(values), f"{name}_std": None}  # inf or nan, as the mean
+        return {name: sum(values), f"{name}_std": None}  # inf or nan, as the mean would be
     return {name: statistics.fmean(values), f"{name}_std": statistics.stdev(values) if len(values) > 1 else None}
 
 
 def finite(value: Any) -> Any:
-    """A nested value with None for numbers that are not finite, of which neither JSON nor a plot knows."""
+    """A nested value with None for numbers that are not finite. JSON and plots cannot have such numbers."""
     if isinstance(value, Mapping):
         return {key: finite(z) for key, z in value.items()}
     if isinstance(value, list | tuple):
@@ -158,7 +163,7 @@ def finite(value: Any) -> Any:
 
 
 def curves(outcomes: Sequence[Outcome]) -> Row:
-    """Every seed's measurements at the rounds where there are any, and the floats until then (their mean over seeds)."""
+    """The measurements of every seed in the rounds that have some, and the floats until then (mean over seeds)."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     if not good:
         return {"round": [], "floats": [], "accuracy": {}}
@@ -176,10 +181,10 @@ def curves(outcomes: Sequence[Outcome]) -> Row:
 
 
 def robust_width(points: Sequence[tuple[float, float]], share: float = 0.05) -> tuple[float, bool]:
-    """Decades of the widest interval around the best point of (value, accuracy) that stay within a share of the best, and
-    whether it ends where the grid does, so that it may be wider.
+    """(decades, open) of the widest interval around the best point whose accuracies are within a share of the best.
 
-    The interval is made of neighbouring grid points, so it is known to the spacing of the grid.
+    points: (value, accuracy).  open: the interval reaches an end of the values, so it may be wider. It consists of
+    neighbouring points, so its width is only as exact as the points are close.
     """
     points = sorted(points)
     best = max(range(len(points)), key=lambda i: points[i][1])
@@ -190,3 +195,90 @@ def robust_width(points: Sequence[tuple[float, float]], share: float = 0.05) -> 
     while high < len(points) - 1 and points[high + 1][1] >= least:
         high += 1
     return math.log10(points[high][0] / points[low][0]), low == 0 or high == len(points) - 1
+
+
+# Columns of the table ---
+
+# Columns that runs have only if `metrics` has this name.
+MEASURED = {
+    "train": ("final_train_set_loss", "final_train_accuracy", "final_objective"),
+    "gradient_norm": ("final_gradient_norm", "least_gradient_norm", "mean_gradient_norm"),
+    "consistency": ("final_consistency",),
+    "drift": ("final_drift", "final_cosine"),
+    "tracking": ("final_tracking_error", "final_tracking_bias"),
+    "qp": ("final_qp_violated", "final_qp_turned", "final_qp_residual"),
+}
+ALWAYS = (*ACCURACIES, "rounds_to_best", "final_train_loss", "floats", "up", "dropped", "seconds", "memory_mb")
+COLUMNS = (*ALWAYS, "cost", "final_client_accuracy", *(column for columns in MEASURED.values() for column in columns))
+NAMES = {
+    "last10_accuracy": "accuracy, mean of last 10 rounds",
+    "accuracy": "test accuracy",
+    "train_loss": "mean local training loss",
+    "train_set_loss": "loss on all training data",
+    "train_accuracy": "accuracy on all training data",
+    "client_accuracy": "accuracy with the clients' own layers",
+    "objective": "objective on all training data",
+    "consistency": "consistency term",
+    "drift": "client drift",
+    "cosine": "cosine of client and mean update",
+    "qp_violated": "violated constraints",
+    "qp_turned": "relative change by the projection",
+    "qp_residual": "residual of the projection",
+    "cost_to_target": "paper's cost to target",
+    "least_gradient_norm": "least gradient norm",
+    "mean_gradient_norm": "gradient norm, mean over rounds",
+    "dropped": "dropped answers",
+}
+TARGETS = r"(target|second|third|target_\d+)"
+OF_TARGET = (re.compile(rf"(rounds|floats|up|cost)_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))
+
+
+def label_of(column: str) -> str:
+    """A column in words, for tables and plots. `final_...` has the words of its curve."""
+    of_curve = column.removeprefix("final_")
+    if column in ACCURACIES or of_curve not in NAMES:
+        return NAMES.get(column, column.replace("_", " "))
+    return "final " * (of_curve != column) + NAMES[of_curve]
+
+
+def of_target(name: str) -> tuple[str, str] | None:
+    """Of a column about a target: (what is counted, the end of the name, see `target_name`). Otherwise None."""
+    found = next(filter(None, (pattern.fullmatch(name) for pattern in OF_TARGET)), None)
+    return None if found is None else (found[1], found[2])
+
+
+def is_column(name: str) -> bool:
+    return name in COLUMNS or of_target(name) is not None
+
+
+def check_column(where: str, name: str) -> None:
+    """Raises ValueError if no study can have this column."""
+    if not is_column(name):
+        known = [*COLUMNS, *(f"{kind}_to_{z}" for kind in ("rounds", "floats", "up", "cost") for z in ("target", "second"))]
+        raise ValueError(f"{where} = {name!r} is not allowed{nearest(name, known)}")
+
+
+def better_is_less(name: str) -> bool:
+    """True for losses, costs and distances: for all columns except accuracies and the cosine."""
+    return not name.endswith(("accuracy", "cosine"))
+
+
+def needs(name: str, branch: Branch, target_on: str) -> str | None:
+    """What a branch would need to have a column, in words, or None if it has the column."""
+    config, kind = branch.config, name
+    if about := of_target(name):
+        kind, end = about
+        if end not in map(target_name, range(len(branch.targets))):
+            return "a target" if end == "target" else "more targets, target = [0.8, 0.9]"
+        if kind == "at" and target_on == "test_accuracy":
+            return "target_on = 'train_accuracy'"
+    metric = next((metric for metric, columns in MEASURED.items() if name in columns), None)
+    if metric and metric not in config.metrics:
+        return f"metrics = [{metric!r}]"
+    if name == "final_objective" and not config.weight_decay and "weight_decay" not in branch.grid:
+        return "weight_decay > 0 (without it, final_train_set_loss is the objective)"
+    if name == "final_client_accuracy" and not lookup(config.algorithm).facts.private:
+        return "a method with layers of its own at every client, such as fedbn"
+    if kind == "cost" and branch.cost is None:
+        return "a cost in the method's table"
+    return None

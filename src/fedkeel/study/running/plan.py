@@ -18,8 +18,7 @@ from fedkeel.engine.state import directory
 from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 from fedkeel.runs.saved_config import difference, differences
-from fedkeel.study.results.columns import better_is_less
-from fedkeel.study.results.numbers import NOT_RUN, Outcome, finite, of_run
+from fedkeel.study.results.numbers import NOT_RUN, Outcome, better_is_less, finite, of_run
 from fedkeel.study.study import Branch, Study, path_of
 from fedkeel.wording import value_text
 

@@ -1,9 +1,14 @@
 """Runs a study: reads complete runs, continues partial ones and starts the others, as many at a time as there is room for.
 
-How it works. Every group of branches that share a search has a generator, `StudyPlan.branch_runs`. It yields waves: lists
-of runs that do not depend on each other. The scheduler puts the runs of all open waves into one queue, ordered by
-`StudyRun.turn`, and gives them to a pool. When all runs of a wave have ended, it sends their outcomes to the generator. The
-generator answers with the next wave or, at its end, with the results of the group.
+- A group is a list of branches that share a search. Most groups have one branch.
+- A wave is a list of runs of one group that do not depend on each other. A group with a search first has waves of
+  trials; the scores of one wave may decide what the next one tries. The last wave of a group has the runs that count.
+- `StudyPlan.branch_runs` is a generator per group. It yields the runs of a wave. `send(outcomes)` makes it yield the next
+  wave. At its end it returns the results of the group.
+
+The scheduler opens the first wave of all groups and puts their runs into one queue, ordered by `StudyRun.turn`. It gives
+runs to a pool while the pool has room. When the last run of a wave has ended, it opens the next wave of that group. The
+study is complete when no wave is open.
 """
 
 from __future__ import annotations
@@ -14,16 +19,20 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state import directory
 from fedkeel.files import claim, guarded
 from fedkeel.runs import from_config
-from fedkeel.study.running.data import StudyData
+from fedkeel.runs.config import SETTINGS, RunConfig
 from fedkeel.study.running.plan import BranchResult, StudyPlan, StudyRun, Waves, size
 from fedkeel.study.running.pools import Pool, make_pool
 from fedkeel.study.running.progress import StudyBar
 from fedkeel.study.study import Study
+
+if TYPE_CHECKING:
+    from fedkeel.data.federation import Dataset, Federation
 
 
 def run_branches(
@@ -140,7 +149,7 @@ class Scheduler:
             self._close(run, why)
 
     def _start(self, run: StudyRun) -> None:
-        if run.is_complete():  # by another study that shares the runs, since this one began
+        if run.is_complete():  # another study that shares the runs has completed it since the check
             self.bar.end(run, None)
             return self._close(run, None)
         if run.replaces:
@@ -171,3 +180,70 @@ class Scheduler:
             self._open(Wave(wave.group, self.groups[wave.group].send(outcomes)))
         except StopIteration as end:
             self.results[wave.group] = end.value
+
+
+# Data ---
+
+Key = tuple[str, ...]  # settings that decide which data and model a run has
+
+
+class StudyData:
+    """The federations that runs need. Only the last few stay in memory."""
+
+    KEEP = 3
+
+    def __init__(self) -> None:
+        self.loaded: dict[Key, Federation] = {}
+        self.fingerprints: dict[Key, str] = {}  # of what was loaded
+        self.complete: dict[Key, tuple[str, str]] = {}  # name and data fingerprint of a complete run with this key
+        self.absent: dict[Key, Exception] = {}  # why data could not be loaded: a second try would take as long to fail
+
+    @staticmethod
+    def key(config: RunConfig) -> Key:
+        """Two runs with the same key have the same data and model."""
+        names = [name for name, about in SETTINGS.items() if about.metadata["group"] == "Data"]
+        return tuple(repr(getattr(config, name, None)) for name in (*names, "model"))
+
+    def of(self, config: RunConfig) -> Federation:
+        key = self.key(config)
+        if key not in self.loaded:
+            while len(self.loaded) >= self.KEEP:
+                del self.loaded[next(iter(self.loaded))]
+            fed = from_config.federation(config, self.load(config))
+            if fed.test is None:
+                raise ValueError(f"data: {config.data} has no test samples, so methods cannot be compared by their accuracy")
+            self.loaded[key] = fed
+        self._check_same(key, config)
+        return self.loaded[key]
+
+    def load(self, config: RunConfig) -> Dataset:
+        """The data set of a run, before it is split."""
+        from fedkeel.data.load import load
+
+        source = (config.data, str(config.data_dir), str(config.augment))
+        if source in self.absent:
+            raise self.absent[source]
+        try:
+            return load(config.data, config.data_dir, config.augment)
+        except Exception as error:
+            self.absent[source] = error
+            raise
+
+    def note_complete(self, run: StudyRun) -> None:
+        """Remembers which data a complete run had."""
+        fingerprint = (directory.summary(run.out, run.config.rounds) or {}).get("data")
+        if fingerprint:
+            self.complete[self.key(run.config)] = run.name, fingerprint
+
+    def _check_same(self, key: Key, config: RunConfig) -> None:
+        """New runs must have the data that complete runs had. A part of a data set has the same name as the whole set."""
+        if key not in self.complete:
+            return
+        if key not in self.fingerprints:
+            self.fingerprints[key] = self.loaded[key].fingerprint()
+        name, fingerprint = self.complete[key]
+        if self.fingerprints[key] != fingerprint:
+            raise ValueError(
+                f"data: {config.data} differs from what the complete run {name} was trained on (is it a part of the set, or "
+                "another copy?); choose another --out, or --fresh to replace all runs"
+            )

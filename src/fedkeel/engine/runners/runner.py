@@ -1,12 +1,20 @@
-"""Which runner runs the clients of an exchange: the one that `engine=` names, or clients on other machines."""
+"""A runner runs the clients of an exchange.
+
+Here: what every runner offers, the simplest one (one client after the other, in this process), and the choice of the runner
+that `engine=` names. The other runners have files of their own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedkeel.engine.client_work import ClientWork, Exchange, Uploads
+import torch
+
+from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.machine import cores
+from fedkeel.engine.state.store import Store
+from fedkeel.errors import describe
 
 
 class Runner(Protocol):
@@ -25,6 +33,39 @@ class Remote(Protocol):
 
     def begin(self, work: ClientWork, initial: Any) -> Runner:
         """initial: the record of a client that takes part for the first time."""
+
+
+class Sequential:
+    """Runs one client after the other, in this process."""
+
+    def __init__(self, work: ClientWork, store: Store) -> None:
+        self.work, self.store = work, store
+
+    def run(self, exchange: Exchange) -> Uploads:
+        S, b = len(exchange.ids), len(exchange.buffers)
+        stack: RecordStack | None = None
+        uploads = Uploads(None, torch.zeros(S, b, dtype=torch.float64), torch.zeros(S).double(), {}, {})
+        tasks = exchange.tasks()
+        for task, samples in zip(tasks, self.work.samples(tasks), strict=True):
+            position, mem = task.position, self.store.read(task.client)
+            try:
+                result = self.work.run_client(task, exchange.down, exchange.buffers, mem, samples)
+                stack = stack or RecordStack(result.up, S)
+                stack.put(position, result.up)
+            except Exception as error:  # whatever a client's code raises is that client's fault
+                uploads.faults[position] = describe(error)
+                uploads.cause = uploads.cause or error
+                continue
+            uploads.buffers[position] = result.buffers
+            uploads.losses[position] = result.loss
+            if result.mem is not None:
+                slot = uploads.slots[position] = self.store.stage()
+                self.store.write(slot, result.mem)
+        uploads.up = stack.record if stack else None
+        return uploads
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass
@@ -64,8 +105,6 @@ class EngineChoice:
 
             return Ray(work, store, S, self.workers, self.timeout, **self.ray)
         if self.name == "sequential":
-            from fedkeel.engine.runners.sequential import Sequential
-
             return Sequential(work, store)
         from fedkeel.engine.runners.vectorized import Vectorized
 
