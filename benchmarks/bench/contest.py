@@ -31,18 +31,34 @@ class Contestant:
     script: str
     words: tuple[str, ...] = ()
     peer: str | None = None  # the peer whose virtual environment it needs
-    sections: str = "abcdefj"  # the workloads that it runs
+    sections: str = "abcdefjk"  # the workloads that it runs
 
 
 CONTESTANTS = {
     "fedkeel": Contestant("fedkeel (auto)", "run_fedkeel.py", ("auto",)),
-    "sequential": Contestant("fedkeel (sequential)", "run_fedkeel.py", ("sequential",), sections="acdefj"),
+    "sequential": Contestant("fedkeel (sequential)", "run_fedkeel.py", ("sequential",), sections="acdefjk"),
+    "fedkeel-last": Contestant("fedkeel (auto, channels_last)", "run_fedkeel.py", ("auto", "channels_last"), sections="cde"),
+    "sequential-last": Contestant(
+        "fedkeel (sequential, channels_last)", "run_fedkeel.py", ("sequential", "channels_last"), sections="cde"
+    ),
+    "sequential-padded": Contestant(
+        "fedkeel (sequential), every batch padded to its longest text",
+        "run_fedkeel.py",
+        ("sequential", "padded"),
+        sections="k",
+    ),
     "compiled": Contestant("fedkeel (compiled)", "run_fedkeel.py", ("compiled",), sections="b"),
     "bare": Contestant("bare forward+backward, one thread", "run_bare.py", ("one",)),
     "spread": Contestant("bare forward+backward spread over the cores", "run_bare.py", ("spread",)),
+    "bare-last": Contestant(
+        "the same in channels_last, one thread", "run_bare.py", ("one", "channels_last"), sections="cde"
+    ),
+    "spread-last": Contestant(
+        "the same in channels_last, spread over the cores", "run_bare.py", ("spread", "channels_last"), sections="cde"
+    ),
     "batched": Contestant("batched products by hand on all threads", "run_bare.py", ("batched",), sections="ab"),
     "plain": Contestant("a plain PyTorch loop", "run_plain.py"),
-    "pfl": Contestant("pfl-research", "run_pfl.py", peer="pfl"),
+    "pfl": Contestant("pfl-research", "run_pfl.py", peer="pfl", sections="abcdef"),
     "fedjax": Contestant("FedJAX", "run_fedjax.py", peer="fedjax", sections="ab"),
     "flwr": Contestant("Flower", "run_flower.py", peer="flwr", sections="abcd"),
 }

@@ -2,6 +2,7 @@
 
 run_bare.py WORKLOAD one        forward and backward in torch, one thread
 run_bare.py WORKLOAD spread     the same, spread over a process with one thread for every core
+run_bare.py WORKLOAD one channels_last, run_bare.py WORKLOAD spread channels_last    both with this memory format
 run_bare.py WORKLOAD batched    dense networks: all clients at once in batched matrix products by hand, on all threads
 """
 
@@ -22,8 +23,9 @@ from fedkeel.engine.machine import keep_freed_memory
 
 READY = 4  # rounds with prepared batches; more than the cache can hold
 
-name, how = sys.argv[1:]
+name, how, *changes = sys.argv[1:]
 w, (x, y) = WORKLOADS[name], map(torch.from_numpy, arrays(name))
+memory_format = torch.channels_last if "channels_last" in changes else torch.preserve_format
 clock = Clock(1 if w.rounds == 1 else WARM_UP)
 keep_freed_memory()  # as fedkeel does
 cores = len(os.sched_getaffinity(0))
@@ -37,7 +39,7 @@ def round_of_batches(seed: int) -> list[Batch]:
     for client in torch.randperm(w.clients)[: w.cohort].tolist():
         for _ in range(w.steps):
             chosen = client * w.samples + torch.randperm(w.samples)[: w.batch]
-            found.append((x[chosen], y[chosen]))
+            found.append((x[chosen].to(memory_format=memory_format), y[chosen]))
     return found
 
 
@@ -48,9 +50,13 @@ def forward_backward(model: nn.Module, batches: list[Batch]) -> None:
         nn.functional.cross_entropy(model(inputs), labels).backward()
 
 
+def made() -> nn.Module:
+    return w.module().to(memory_format=memory_format) if "channels_last" in changes else w.module()
+
+
 def one() -> None:
     torch.set_num_threads(1)
-    model = w.module()
+    model = made()
     for batches in cycle([round_of_batches(seed) for seed in range(READY)]):
         forward_backward(model, batches)
         clock.tick()
@@ -77,7 +83,7 @@ def spread() -> None:
 def serve(pipe, rounds: list[list[Batch]], driver: int) -> None:
     die_with(driver)
     torch.set_num_threads(1)
-    model = w.module()
+    model = made()
     while True:
         forward_backward(model, rounds[pipe.recv()])
         pipe.send(None)

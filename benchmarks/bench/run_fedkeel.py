@@ -1,4 +1,9 @@
-"""fedkeel: the public `train`, with its callback as the clock.  run_fedkeel.py WORKLOAD ENGINE"""
+"""fedkeel: the public `train`, with its callback as the clock.
+
+run_fedkeel.py WORKLOAD ENGINE                  as it is
+run_fedkeel.py WORKLOAD ENGINE channels_last    with this memory format
+run_fedkeel.py WORKLOAD ENGINE padded           texts: without buckets of similar length
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from fedkeel.engine.runners import auto
 
 ROUNDS = 1000  # the run that `auto` chooses an engine for; it is stopped when the passes are over
 
-name, engine = sys.argv[1:]
+name, engine, *changes = sys.argv[1:]
 w, (x, y) = WORKLOADS[name], arrays(name)
 clock = Clock(1 if w.rounds == 1 else WARM_UP)
 fed = fk.Federation(torch.from_numpy(x), torch.from_numpy(y), np.arange(w.clients + 1) * w.samples)
@@ -31,8 +36,13 @@ def choose_and_tell(*facts: Any) -> tuple[str, str]:
     return chosen
 
 
+if "padded" in changes:
+    from fedkeel.models import length_buckets
+
+    length_buckets.bucket_cuts = lambda lengths: [0, len(lengths)]
 auto.choose = choose_and_tell
 fk.train(
     w.module, fed, fk.algorithm("fedavg", lr=LR), rounds=ROUNDS, cohort=w.cohort, local_steps=w.steps,
     batch_size=w.batch, engine=engine, evaluate_every=0, progress=lambda row: clock.tick(),
+    memory_format="channels_last" if "channels_last" in changes else None,
 )  # fmt: skip

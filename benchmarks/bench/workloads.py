@@ -29,7 +29,7 @@ class Workload:
     rounds: int  # of a pass
     widths: tuple[int, ...] = ()  # of a dense network, for contestants that build it themselves
     vocabulary: int | None = None
-    data: str = ""  # "digits", or random numbers
+    data: str = ""  # "digits", "texts" of unlike length, or random numbers
 
     @property
     def sizes(self) -> str:
@@ -57,7 +57,10 @@ class Workload:
             x, y = load_digits(return_X_y=True)
             chosen = rng.integers(0, len(y), n)
             return (x[chosen] / 16).astype(np.float32), y[chosen].astype(np.int64)
-        if self.vocabulary:
+        if self.data == "texts":  # as many words as those of SST-2: 10 on average, 35 in the longest of 32
+            lengths = rng.lognormal(2.02, 0.75, (n, 1)).clip(1, self.shape[0])
+            x = rng.integers(1, self.vocabulary, (n, *self.shape)) * (np.arange(self.shape[0]) < lengths)
+        elif self.vocabulary:
             x = rng.integers(0, self.vocabulary, (n, *self.shape))
         else:
             x = rng.standard_normal((n, *self.shape), dtype=np.float32)
@@ -72,6 +75,9 @@ WORKLOADS = {
     "e": Workload("ResNet-18-GN, 32 x 32", "resnet18-gn", (3, 32, 32), 10, 4, 100, 4, 2, 50, rounds=1),
     "f": Workload("LSTM of 2 x 256, 80 characters", "char-lstm", (80,), 80, 100, 100, 4, 5, 10, rounds=3, vocabulary=80),
     "j": Workload("MLP of 10 million parameters", "", (784,), 10, 20, 64, 4, 3, 32, rounds=2, widths=(784, 2800, 2700, 10)),
+    "k": Workload(
+        "LSTM on texts as long as SST-2's", "lstm", (55,), 2, 100, 160, 10, 5, 32, rounds=3, vocabulary=2000, data="texts"
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
+from fedkeel.core.features import FrozenNet
+from fedkeel.core.flat import FlatModel
 from fedkeel.engine import seeding
 from tests.reference import fedbn, fedmlb, moon
 from tests.reference.network import flat
@@ -205,3 +207,61 @@ def test_fedbn_follows_its_paper(engine: str, clip: float | None) -> None:
         own = flat([norm.gamma, norm.beta, norm.mean, norm.var])
         np.testing.assert_allclose(run.clients[i].values[: 4 * 12].numpy(), own, rtol=1e-9, atol=1e-11)
     assert 0 <= run.history[-1]["client_accuracy"] <= 1
+
+
+# The model at points where it is not trained --------------------------------------------------------------------------
+
+
+class Counting(WithMethods):
+    """Remembers how many samples each forward pass had."""
+
+    seen: ClassVar[list[int]] = []
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        Counting.seen.append(len(x))
+        return super().forward_features(x)
+
+
+def frozen_net(model: nn.Module) -> tuple[FrozenNet, Tensor, list[tuple[Tensor, Tensor]]]:
+    net = FrozenNet(FlatModel(model))
+    x = torch.randn(22, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batches = [(z, torch.zeros(len(z))) for z in x.split(8)]
+    return net, FlatModel(made(WithMethods)).vector(), batches
+
+
+@pytest.mark.parametrize(("most", "passes"), [(1000, [22]), (16, [16, 6]), (8, [8, 8, 6]), (1, [8, 8, 6])])
+def test_features_of_several_batches_are_computed_at_once(most: int, passes: list[int]) -> None:
+    net, w, batches = frozen_net(made(Counting))
+    Counting.seen.clear()
+    for x, _ in batches:
+        torch.testing.assert_close(net.at(w, batches, most).features(x), made(WithMethods).body(x).detach())
+    assert Counting.seen == passes
+
+
+def test_all_data_in_every_step_are_computed_once() -> None:
+    net, w, batches = frozen_net(made(Counting))
+    Counting.seen.clear()
+    again = [batches[0]] * 3
+    for x, _ in again:
+        net.at(w, again, 1000).features(x)
+    assert Counting.seen == [8]
+
+
+def test_a_point_that_moves_is_noticed() -> None:
+    net, w, batches = frozen_net(made(WithMethods))
+    x = batches[0][0]
+    before = net.at(w, batches, 1000).features(x)
+    w.mul_(2)
+    assert not torch.allclose(net.at(w, batches, 1000).features(x), before)
+    others = [(z.clone(), y) for z, y in batches]
+    assert torch.equal(net.at(w, others, 1000).features(others[0][0]), net.at(w, batches, 1000).features(x))
+
+
+def test_dropout_is_drawn_for_each_batch() -> None:
+    model = made(Counting)
+    model.body.append(nn.Dropout(0.5))
+    net, w, batches = frozen_net(model)
+    Counting.seen.clear()
+    for x, _ in batches:
+        net.at(w, batches, 1000).features(x)
+    assert Counting.seen == [8, 8, 6]

@@ -23,7 +23,7 @@ import fedkeel as fk
 from fedkeel.cli import app as cli
 from fedkeel.runs.config import RunConfig, resolve
 from fedkeel.runs.saved_config import difference
-from tests.engine import test_engines, test_faults
+from tests.engine import test_engines, test_faster_numerics, test_faults
 from tests.engine.test_engines import PLENTY, dropout_net, norm_net, same
 from tests.engine.test_faults import BAD, MARK, REST, raises, times
 from tests.processes import until
@@ -146,6 +146,12 @@ def test_buffers_and_dropout(warm: None, name: str, model: Any, workers: int) ->
 def test_other_dtypes_and_settings(warm: None, dtype: torch.dtype) -> None:
     options = {"dtype": dtype, "weight_decay": 0.1, "clip": 0.5, "weights": "samples", "lr_decay": 0.5}
     same(test_engines.train(**options), test_engines.train(engine="ray", **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", test_faster_numerics.FASTER, ids=str)
+def test_other_memory_formats_and_precisions(warm: None, settings: dict[str, Any]) -> None:
+    same(test_faster_numerics.train(**settings), test_faster_numerics.train(engine="ray", workers=2, **settings))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from fedkeel.data import load as sources
 from fedkeel.data.federation import Dataset
 from fedkeel.data.texts import PAIR, Texts
 from fedkeel.files import read_toml
+from fedkeel.models import length_buckets
 from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 
@@ -184,6 +185,20 @@ def test_every_method_trains_it(folders: dict[str, str], name: str) -> None:
     run = train(folders["bert"], algorithm=name, rounds=1, cohort=4, lora_layers=1)
     assert torch.isfinite(run.params).all()
     assert run.history[0]["dropped"] == 0
+
+
+@pytest.mark.parametrize("layers", [None, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_short_texts_apart_from_long_ones(
+    folders: dict[str, str], kind: str, layers: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buckets of similar length train the same model up to rounding, with the same bits in every engine."""
+    together = train(folders[kind], lora_layers=layers)
+    monkeypatch.setattr(length_buckets, "PASS", 0)  # as many buckets as there are lengths
+    apart = train(folders[kind], lora_layers=layers)
+    torch.testing.assert_close(apart.params, together.params, rtol=1e-3, atol=1e-4)
+    assert not torch.equal(apart.params, together.params)
+    assert torch.equal(train(folders[kind], lora_layers=layers, engine="processes", workers=2).params, apart.params)
 
 
 # The frozen part is loaded once and computed once ---------------------------------------------------------------------

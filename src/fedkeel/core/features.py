@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedkeel.core.flat import FlatModel
+from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS, version
 
 # own(local, *frozen, x, y, loss) -> (output of local for x, the term: a mean over the samples). local and frozen are the
 # model at several points. The term needs the output anyway; returning it saves a second forward pass for the task's loss.
@@ -58,6 +60,55 @@ class Net:
     def depth(self) -> int:
         """How many blocks there are."""
         return len(blocks_of(self.caller.module))
+
+
+class FrozenNet(Net):
+    """The model at a point that stays the same during the local steps of a client. For models without buffers.
+
+    A copy of the module is bound to the point. torch's functional_call would exchange all parameters in every call.
+    """
+
+    def __init__(self, model: FlatModel) -> None:
+        self.copy = FlatModel(model.copy())
+        for p in self.copy.parameters:
+            p.requires_grad_(False)
+        self.caller, self.values = Caller(self.copy.module), {}
+        parts = self.copy.module.modules()
+        # Samples together have the features that they have alone, unless a layer draws numbers or looks at the batch.
+        self.together = not any(isinstance(part, (BATCH_NORMS, DROPOUTS)) for part in parts)
+        self.batches: Sequence[tuple[Any, Tensor]] = ()
+        self.version: int | str = 0
+        self.known: dict[int, Tensor] = {}  # id of a batch -> its features
+
+    def at(self, w: Tensor, batches: Sequence[tuple[Any, Tensor]], most: int) -> FrozenNet:
+        """The model at w, for a client with these batches.  most: samples for which features are computed at once."""
+        if self.copy.bound is not w or self.batches is not batches or self.version != version(w):
+            self.copy.bind(w)
+            self.batches, self.version, self.known = batches, version(w), {}
+        self.most = most
+        return self
+
+    def features(self, x: Any) -> Tensor:
+        """Computes the features of the next batches, too: products of many samples are faster than many small ones."""
+        if id(x) not in self.known:
+            group = self._group(x)
+            parts = super().features(torch.cat(group) if len(group) > 1 else x).split([len(z) for z in group])
+            self.known = {id(batch): part for batch, part in zip(group, parts, strict=True)}
+        return self.known[id(x)]
+
+    def _group(self, x: Any) -> list[Any]:
+        """x, and the batches after it as long as all together have at most `most` samples."""
+        group, count = [x], len(x)
+        if not self.together:
+            return group
+        later = [batch for batch, _ in self.batches]
+        place = next((k for k, batch in enumerate(later) if batch is x), len(later))
+        for batch in later[place + 1 :]:
+            count += len(batch)
+            if count > self.most or batch is x:  # the same batch again: every step sees all data
+                break
+            group.append(batch)
+        return group
 
 
 class Caller(nn.Module):

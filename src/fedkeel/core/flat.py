@@ -19,16 +19,38 @@ class Layers:
     For methods that treat layers one by one, as LAMB does. Every list has one entry per parameter tensor.
     """
 
-    def __init__(self, sizes: Sequence[int], names: Sequence[str] = (), shapes: Sequence[Sequence[int]] = ()) -> None:
-        """Without names, layers are called by their numbers. Without shapes, each is a vector."""
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        names: Sequence[str] = (),
+        shapes: Sequence[Sequence[int]] = (),
+        channels_last: bool = False,
+    ) -> None:
+        """Without names, layers are called by their numbers. Without shapes, each is a vector.
+
+        channels_last: the numbers of a tensor [O, I, H, W] lie in the order [O, H, W, I].
+        """
         self.sizes = list(sizes)
         self.names = list(names) or [str(i) for i in range(len(self.sizes))]
         self.shapes = [tuple(shape) for shape in shapes] or [(size,) for size in self.sizes]
+        self.channels_last = channels_last
 
     def split(self, z: Tensor) -> list[Tensor]:
         """z [..., d] -> a view of every layer, each [..., *shape]."""
         parts = z.split_with_sizes(self.sizes, -1)
-        return [part.unflatten(-1, shape or (1,)) for part, shape in zip(parts, self.shapes, strict=True)]
+        return [self._shaped(part, shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def _shaped(self, part: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if self.channels_last and len(shape) == 4:
+            outputs, inputs, height, width = shape
+            filters: Tensor = part.unflatten(-1, (outputs, height, width, inputs))
+            return filters.movedim(-1, -3)
+        shaped: Tensor = part.unflatten(-1, shape or (1,))
+        return shaped
+
+    def in_order(self, z: Tensor) -> Tensor:
+        """z [..., d] with every layer in its ordinary order, as `p.reshape(-1)` has it."""
+        return torch.cat([part.flatten(z.dim() - 1) for part in self.split(z)], -1) if self.channels_last else z
 
     def norms(self, z: Tensor) -> Tensor:
         """z [..., d] -> the norm of every layer, [..., L], in float64."""
@@ -64,11 +86,22 @@ def copy_of(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(z): z.detach().clone() for z in kept})
 
 
+MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def set_memory_format(module: nn.Module, name: str) -> None:
+    """Puts the 4-d parameters of the module, which are the filters of 2-d convolutions, into this memory format."""
+    for p in module.parameters():
+        if p.dim() == 4:
+            p.data = p.data.contiguous(memory_format=MEMORY_FORMATS[name])
+
+
 class FlatModel:
     """A module whose parameters are views of whatever flat vector it was last bound to.
 
     Binding copies nothing: an update of the bound vector in place is an update of the module. The order is that of
-    `module.parameters()`, frozen parameters left out.
+    `module.parameters()`, frozen parameters left out. If the module is in the memory format channels_last, the numbers of
+    its 4-d parameters lie in that format inside the vector; `layers.in_order` gives the ordinary order.
 
     The buffers (normalisation statistics) are kept beside the vector. With `private`, the parameters of normalisation layers
     count as buffers, too: they are trained but never sent (FedBN).
@@ -92,7 +125,10 @@ class FlatModel:
         self.parameters = [p for _, p in named]
         self.shapes = [p.shape for p in self.parameters]
         self.trained = (*self.parameters, *self.private)
-        self.layers = Layers([p.numel() for p in self.parameters], self.names, self.shapes)
+        images = [p for p in module.parameters() if p.dim() == 4]
+        last = any(p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous() for p in images)
+        self.memory_format = "channels_last" if last else "contiguous"
+        self.layers = Layers([p.numel() for p in self.parameters], self.names, self.shapes, last)
         self.d = sum(self.layers.sizes)
         self.dtype = self.parameters[0].dtype
         self.device = self.parameters[0].device
@@ -123,8 +159,8 @@ class FlatModel:
 
     def views(self, w: Tensor) -> list[Tensor]:
         """The parameter tensors inside w [d]."""
-        parts = w.split_with_sizes(self.layers.sizes)
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        # A view of a 4-d tensor in its own shape would lose the strides by which torch recognises channels_last.
+        return [part if shape else part.view(()) for part, shape in zip(self.layers.split(w), self.shapes, strict=True)]
 
     def named(self, w: Tensor) -> dict[str, Tensor]:
         """The parameter tensors inside w [d] by name, for a `functional_call` with tie_weights=False."""
@@ -136,17 +172,22 @@ class FlatModel:
         return {name: b.clone() for name, _, _, b in _members(self.module, "_buffers")}
 
     def cast(self, z: Tensor, prepare: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Samples or targets as the model takes them: on its device, after `prepare`.
+        """Samples or targets as the model takes them: on its device and in its memory format, after `prepare`.
 
         Floating-point numbers get the model's dtype, whole numbers keep theirs.
         """
         z = to_device(z, self.device)
         z = z if prepare is None else prepare(z)
-        return z.to(self.dtype) if z.is_floating_point() else z
+        z = z.to(self.dtype) if z.is_floating_point() else z
+        channels_last = self.layers.channels_last and z.dim() == 4
+        return z.contiguous(memory_format=torch.channels_last) if channels_last else z
 
     def vector(self) -> Tensor:
         """A copy of the parameters, [d]."""
-        return torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        w = torch.empty(self.d, dtype=self.dtype, device=self.device)
+        for part, p in zip(self.views(w), self.parameters, strict=True):
+            part.copy_(p.detach())
+        return w
 
     def bind(self, w: Tensor) -> None:
         """Makes w [d] the parameters of the module."""

@@ -188,6 +188,29 @@ def check_records(algo: Algorithm, layers: Layers) -> None:
             )
 
 
+class OrdinaryOrder:
+    """Puts the vectors in the records of a run into the order of `model.parameters()`, if the run has another one.
+
+    Which fields are vectors [..., d] shows a trial: their last dimension is as long as the model.
+    """
+
+    def __init__(self, algo: Algorithm, layers: Layers) -> None:
+        self.layers = layers
+        self.vectors: set[tuple[type, str]] = set()
+        if layers.channels_last:
+            for short, long in zip(algo.init(torch.zeros(5)), algo.init(torch.zeros(7)), strict=True):
+                for name in () if short is None else short._fields:
+                    if getattr(short, name).shape[-1:] != getattr(long, name).shape[-1:]:
+                        self.vectors.add((type(short), name))
+
+    def __call__(self, record: Any) -> Any:
+        if not self.vectors:
+            return record
+        return type(record)(
+            *(self.layers.in_order(z) if (type(record), name) in self.vectors else z for name, z in record._asdict().items())
+        )
+
+
 def _in_words(record: Any) -> str:
     fields = form(record)
     if isinstance(fields, list):

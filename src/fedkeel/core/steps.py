@@ -6,6 +6,7 @@ own forward and backward. `ManyClients` (core/many_clients.py) runs a group of c
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from fedkeel.core.flat import FlatModel, Layers
 from fedkeel.core.torch_private import add_each, backward, copy_each, subtract_each
 
 if TYPE_CHECKING:
-    from fedkeel.core.features import OwnLoss
+    from fedkeel.core.features import FrozenNet, Net, OwnLoss
 
 Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
 # A full gradient takes its samples in pieces. A piece has at most CHUNK samples and at most NUMBERS input numbers, because a
@@ -40,10 +41,17 @@ class Objective:
     weight_decay: float = 0.0
     clip: float | None = None
     each: Loss | None = None  # each(output, target) -> [B] the loss of every sample, if it is known
+    precision: str | None = None  # "bf16": forward passes and losses use torch's autocast; None: the dtype of the model
 
     def is_dense(self) -> bool:
         """Is it a network and a loss whose gradient core/dense_gradients.py writes out?"""
-        return self.each is not None and is_dense(self.model)
+        return self.each is not None and self.precision is None and is_dense(self.model)
+
+    def rounding(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of a forward pass and its loss. Parameters and their gradients have the model's dtype in any case."""
+        if self.precision is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.model.device.type, torch.bfloat16)
 
 
 class Steps(ABC):
@@ -140,6 +148,7 @@ class Workspace:
         self.dense = Dense(model) if objective.is_dense() else None
         self.gradients: list[tuple[Tensor, list[Tensor]]] = []  # for the first, second, ... gradient of a step
         self.points: list[Tensor] = []  # for the first, second, ... copy that a client makes
+        self.frozen: list[FrozenNet] = []  # the model at the first, second, ... point where a method does not train it
 
     def gradient(self, call: int) -> tuple[Tensor, list[Tensor]]:
         if call == len(self.gradients):
@@ -201,6 +210,17 @@ class OneClient(Steps):
             add_each(views, grads[: len(views)], alpha=len(b) / len(y))
         return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
 
+    def frozen_net(self, number: int, w: Tensor) -> Net:
+        """The model at w, which is the point with this number among those at which a method does not train."""
+        from fedkeel.core.features import FrozenNet, Net
+
+        model, nets = self.objective.model, self.workspace.frozen
+        if model.has_buffers:  # the statistics move with every step
+            return Net(model, w)
+        if number == len(nets):
+            nets.append(FrozenNet(model))
+        return nets[number].at(w, self.batches, at_once(self.batches[0][0]))
+
     def backward(
         self, w: Tensor, x: Any, y: Tensor, still: bool, look: Callable[[], tuple[Tensor, Tensor]] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -212,7 +232,7 @@ class OneClient(Steps):
         model = self.objective.model
         model.bind(w)
         kept = model.read_buffers() if still and model.has_buffers else None
-        with torch.enable_grad():
+        with torch.enable_grad(), self.objective.rounding():
             output, more = look() if look else (model.module(x), None)
             loss = self.objective.loss(output, y)
             total = loss if more is None else loss + more
@@ -258,7 +278,8 @@ class OneGrad(Grad):
         model, loss = self.steps.objective.model, self.steps.objective.loss
 
         def look() -> tuple[Tensor, Tensor]:
-            output, term = own(Net(model), *(Net(model, z) for z in frozen), self.x, self.y, loss)
+            others = (self.steps.frozen_net(number, z) for number, z in enumerate(frozen))
+            output, term = own(Net(model), *others, self.x, self.y, loss)
             return output, (weight * term).reshape(())
 
         flat, views = self.steps.workspace.gradient(self.calls)
@@ -310,5 +331,6 @@ class OneGrad(Grad):
         from fedkeel.core.features import Net
 
         objective = self.steps.objective
-        loss = objective.loss(Net(objective.model, w)(self.x), self.y)
+        with objective.rounding():
+            loss = objective.loss(Net(objective.model, w)(self.x), self.y)
         return (loss + 0.5 * objective.weight_decay * w.square().sum()).reshape(1)

@@ -96,6 +96,8 @@ class RunSettings:
     weight_decay: float
     clip: float | None
     dtype: str
+    memory_format: str  # of the model; it decides about the order of the numbers in all vectors
+    precision: str | None
     start: str  # hash of a new client's record, which may contain the initial model: all must have the same
 
     def to_json(self) -> str:

@@ -58,7 +58,8 @@ def prepare_run(
         raise InvalidMessage(f"dtype = {settings.dtype[:20]!r} is unknown")
     keep_freed_memory()
     method = dataclasses.replace(method, **settings.hyperparameters)  # type: ignore[type-var]
-    flat = make_flat(model, settings.seed, device, DTYPES[settings.dtype], private=method.facts.private)
+    dtype, private = DTYPES[settings.dtype], method.facts.private
+    flat = make_flat(model, settings.seed, device, dtype, private, settings.memory_format)
     check_inside(flat.module, method.facts.needs, name)
     server, initial = method.init(flat.vector())
     if flat.private:
@@ -68,5 +69,5 @@ def prepare_run(
             "the record of a new client differs from the server's: "
             "both sides must make the model with the same function and the same version of torch"
         )
-    goal = objective(flat, loss, settings.weight_decay, settings.clip)
+    goal = objective(flat, loss, settings.weight_decay, settings.clip, settings.precision)
     return PreparedRun(settings, method, goal, initial, down_record(method, server), flat.read_buffers())

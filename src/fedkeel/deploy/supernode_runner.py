@@ -211,6 +211,8 @@ def run_settings(work: ClientWork, start: str) -> RunSettings:
         weight_decay=work.objective.weight_decay,
         clip=work.objective.clip,
         dtype=dtype_name(work.objective.model.dtype),
+        memory_format=work.objective.model.memory_format,
+        precision=work.objective.precision,
         start=start,
     )
 

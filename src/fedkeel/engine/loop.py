@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import STEPS, Algorithm, Plan, defaults
 from fedkeel.core.device import at_border, check_device, check_round, round_on, to_device, to_host, wait_for
-from fedkeel.core.flat import FlatModel
-from fedkeel.core.records import check_finite, check_records, down_record, floats, form, mean_floats
+from fedkeel.core.flat import FlatModel, set_memory_format
+from fedkeel.core.records import OrdinaryOrder, check_finite, check_records, down_record, floats, form, mean_floats
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
 from fedkeel.core.sums import NotASum, SumsOnlyRound, sealed
@@ -363,16 +363,19 @@ class Trainer:
     def _result(self) -> Run:
         """The result in memory, and in the directory of the run if there is one."""
         module = self.model.copy()
+        set_memory_format(module, "contiguous")
         flat = FlatModel(module, self.algo.facts.private)
-        flat.bind(self.server.x.clone())
+        ordinary = OrdinaryOrder(self.algo, self.model.layers)
+        server = ordinary(self.server)
+        flat.bind(server.x.clone())
         if flat.has_buffers:
             flat.write_buffers(self.buffers)
         for p, frozen in zip(module.parameters(), self.model.module.parameters(), strict=True):
             p.requires_grad_(frozen.requires_grad)
         out = None if self.directory is None else self.directory.path
-        clients = Clients(self.store, self.N, self.model.device)
+        clients = Clients(self.store, self.N, self.model.device, ordinary)
         who = (self.engine.name, self.engine.why)
-        run = Run(self.server.x.clone(), module, self.server, clients, self.history, self.algo, *who, out)
+        run = Run(server.x.clone(), module, server, clients, self.history, self.algo, *who, out)
         if self.directory is not None:
             self.directory.end(run, self.fingerprint)
         return run

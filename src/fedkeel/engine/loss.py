@@ -24,8 +24,10 @@ def cross_entropies(output: Tensor, target: Tensor) -> Tensor:
     return each.view(len(target), -1).mean(-1)
 
 
-def objective(model: FlatModel, loss: Loss | None, weight_decay: float, clip: float | None) -> Objective:
+def objective(
+    model: FlatModel, loss: Loss | None, weight_decay: float, clip: float | None, precision: str | None = None
+) -> Objective:
     """What a run minimises: the user's loss, or cross-entropy. Only for cross-entropy the loss of each sample is known."""
     if loss is not None:
-        return Objective(model, loss, weight_decay, clip)
-    return Objective(model, cross_entropy, weight_decay, clip, cross_entropies)
+        return Objective(model, loss, weight_decay, clip, precision=precision)
+    return Objective(model, cross_entropy, weight_decay, clip, cross_entropies, precision)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.records import OrdinaryOrder
 from fedkeel.engine.machine import peak_memory
 from fedkeel.engine.state.store import Store
 
@@ -19,8 +20,8 @@ class Clients(Mapping[int, Any]):
     """client -> its record, on the device of the run. None for a client that never took part, or if clients of this method
     keep nothing."""
 
-    def __init__(self, store: Store, N: int, device: torch.device) -> None:
-        self.store, self.N, self.device = store, N, device
+    def __init__(self, store: Store, N: int, device: torch.device, ordinary: OrdinaryOrder) -> None:
+        self.store, self.N, self.device, self.ordinary = store, N, device, ordinary
 
     def __getitem__(self, client: int) -> Any:
         if not 0 <= client < self.N:
@@ -28,9 +29,8 @@ class Clients(Mapping[int, Any]):
         if client not in self.store:
             return None
         record = self.store.read(client)
-        return type(record)(
-            *(z.to(self.device, copy=True) for z in record)
-        )  # a copy: you may change it without harm to the file from which the run can be resumed
+        # A copy: you may change it without harm to the file from which the run can be resumed.
+        return self.ordinary(type(record)(*(z.to(self.device, copy=True) for z in record)))
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.N))

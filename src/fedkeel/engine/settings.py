@@ -139,6 +139,22 @@ class Settings:
         example=["cuda:0", "cuda:1"],
         allowed="a list of devices, or 'all'",
     )
+    memory_format: str | None = setting(
+        None,
+        "Order of the numbers of images and filters in memory: contiguous, or channels_last, which is faster for "
+        "convolutions (default: that of the model's parameters).",
+        group="Engine",
+        example="channels_last",
+        choices=("contiguous", "channels_last"),
+    )
+    precision: str | None = setting(
+        None,
+        "bf16: computes forward and backward passes in 16 bits; faster, and rounds to 3 digits (default: the dtype of the "
+        "model).",
+        group="Engine",
+        example="bf16",
+        choices=("bf16",),
+    )
     workers: int | None = setting(
         None, "Worker processes. By default there is one per core.", group="Engine", example=4, least=1
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.core.device import named_devices
-from fedkeel.core.flat import FlatModel, copy_of
+from fedkeel.core.flat import FlatModel, copy_of, set_memory_format
 from fedkeel.core.steps import Loss, check_one_number
 from fedkeel.data.federation import Federation
 from fedkeel.engine.evaluation import evaluating
@@ -41,9 +41,14 @@ def seeded(make_model: Callable[[], Any], seed: int) -> Any:
 
 
 def make_flat(
-    model: nn.Module | Callable[[], nn.Module], seed: int, device: str, dtype: torch.dtype | None, private: bool = False
+    model: nn.Module | Callable[[], nn.Module],
+    seed: int,
+    device: str,
+    dtype: torch.dtype | None,
+    private: bool = False,
+    memory_format: str | None = None,
 ) -> FlatModel:
-    """The user's module, or the one that the user's function makes from the seed, on device and dtype.
+    """The user's module, or the one that the user's function makes from the seed, on device, dtype and memory format.
 
     The user's module is never changed: a copy of it is trained.
     """
@@ -58,6 +63,10 @@ def make_flat(
         module = module.to(device=device, dtype=dtype)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device = {device!r} cannot be used here: {describe(error)}") from error
+    if memory_format is not None:
+        if memory_format == "channels_last" and not any(p.dim() == 4 for p in module.parameters()):
+            raise refuse("memory_format", memory_format, "'contiguous' for a model without 2-d convolutions")
+        set_memory_format(module, memory_format)
     for part in module.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             if part.max_norm is not None:
@@ -104,6 +113,8 @@ def train(
     device: str = Settings.device,
     devices: Sequence[str] | str = Settings.devices,
     dtype: torch.dtype | None = None,
+    memory_format: str | None = Settings.memory_format,
+    precision: str | None = Settings.precision,
     out: str | Path | None = None,
     progress: Progress = True,
     evaluate_every: int = Settings.evaluate_every,
@@ -130,6 +141,8 @@ def train(
     weights: "uniform", or "samples" to weigh clients by their number of samples.
     engine: auto, sequential, vectorized, compiled, processes or ray; see docs/engines.md.
     devices: several GPUs of this machine, each of which runs clients: ["cuda:0", "cuda:1"], or "all"; see docs/gpu.md.
+    memory_format: "channels_last" is faster for convolutions; by default that of the model's parameters.
+    precision: "bf16" computes forward and backward passes in 16 bits: faster, but the weights differ.
     out: a directory for config, metrics, checkpoint and model.  resume: go on from the checkpoint there, if any.
     progress: a bar on the screen, or a function that is called with every row of the history.
     min_clients: a round in which fewer clients answer without a fault stops the run.
@@ -161,6 +174,8 @@ def train(
         engine=engine,
         device=device,
         devices=devices,
+        memory_format=memory_format,
+        precision=precision,
         workers=workers,
         timeout=timeout,
         ray_address=ray_address,
@@ -201,7 +216,7 @@ def train_checked(
     keep_freed_memory()
     devices = named_devices(settings.devices)
     device = str(devices[0]) if devices else settings.device
-    flat = make_flat(model, settings.seed, device, dtype, private=algo.facts.private)
+    flat = make_flat(model, settings.seed, device, dtype, algo.facts.private, settings.memory_format)
     if algo.facts.needs:
         from fedkeel.core.features import check_inside
 
@@ -212,7 +227,7 @@ def train_checked(
         check_fit(flat, fed, fed.test, loss, where="test: ")
     ray = {"address": settings.ray_address, "device": settings.device}
     runner = EngineChoice(settings.engine, settings.workers, settings.timeout, ray, remote, devices)
-    goal = objective(flat, loss, settings.weight_decay, settings.clip)
+    goal = objective(flat, loss, settings.weight_decay, settings.clip, settings.precision)
     folder = Path(out) if out else None
     trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, resume, store, config, settings.metrics)
     if callable(progress):

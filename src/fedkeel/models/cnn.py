@@ -12,8 +12,8 @@ def cnn(shape: ImageShape, classes: int) -> nn.Module:
     """Two convolutions and a linear layer: a small model for quick runs, not from a paper. 20,490 parameters on MNIST."""
     channels, height, width = shape
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), MaxPool()),
-        nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), MaxPool(), nn.Flatten()),
+        nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1), MaxPool(), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), MaxPool(), nn.ReLU(), nn.Flatten()),
         nn.Linear(32 * (height // 4) * (width // 4), classes),
     )
 
@@ -26,9 +26,9 @@ def cnn3(shape: ImageShape, classes: int) -> nn.Module:
     """
     channels, height, width = shape
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), MaxPool()),
-        nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), MaxPool()),
-        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), MaxPool(), nn.Flatten()),
+        nn.Sequential(nn.Conv2d(channels, 32, 3, padding=1), MaxPool(), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), MaxPool(), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), MaxPool(), nn.ReLU(), nn.Flatten()),
         nn.Sequential(nn.Linear(64 * (height // 8) * (width // 8), 128), nn.ReLU()),
         nn.Linear(128, classes),
     )

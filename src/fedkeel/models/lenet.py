@@ -85,9 +85,14 @@ def _lenet(
     activation: Callable[[], nn.Module] = nn.ReLU,
 ) -> nn.Module:
     first, second = channels
+
+    def pooled() -> list[nn.Module]:
+        """Activation and pooling. ReLU may come last: it never decreases, so the result is the same."""
+        return [MaxPool(), activation()] if activation is nn.ReLU else [activation(), MaxPool()]
+
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(shape[0], first, 5, padding=padding), activation(), MaxPool()),
-        nn.Sequential(nn.Conv2d(first, second, 5), activation(), MaxPool(), nn.Flatten()),
+        nn.Sequential(nn.Conv2d(shape[0], first, 5, padding=padding), *pooled()),
+        nn.Sequential(nn.Conv2d(first, second, 5), *pooled(), nn.Flatten()),
         nn.Sequential(nn.Linear(_flat(shape, second, padding), dense[0]), activation()),
         nn.Sequential(nn.Linear(dense[0], dense[1]), activation()),
         nn.Linear(dense[1], classes),

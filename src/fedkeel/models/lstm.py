@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-PADDING = 0  # the token id that fills short texts
+from fedkeel.models.length_buckets import PADDING, in_buckets
 
 
 class TextReader(nn.Module):
@@ -16,6 +16,9 @@ class TextReader(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        return in_buckets(self._read, tokens)
+
+    def _read(self, tokens: Tensor) -> Tensor:
         real = tokens != PADDING
         outputs, _ = self.lstm(self.embedding(tokens))
         total: Tensor = (outputs * real.unsqueeze(-1)).sum(1)

@@ -56,7 +56,7 @@ def resnet18_7x7(shape: ImageShape, classes: int, norm: Norm = two_groups) -> nn
     The FedLADA authors' code runs this one on images of 32 x 32 and 64 x 64. Its stages see a quarter of the height and of
     the width, so they cost a sixteenth.
     """
-    stem = [nn.Conv2d(shape[0], 64, 7, 2, padding=3, bias=False), norm(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
+    stem = [nn.Conv2d(shape[0], 64, 7, 2, padding=3, bias=False), norm(64), nn.MaxPool2d(3, 2, padding=1), nn.ReLU()]
     return _resnet(stem, (64, 128, 256, 512), 2, classes, norm)
 
 

@@ -24,7 +24,7 @@ def vgg11(shape: ImageShape, classes: int) -> nn.Module:
         for width in widths:
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
             channels = width
-        # Rounds up, so that images of 28 x 28 can be halved five times.
-        stages.append(nn.Sequential(*layers, nn.MaxPool2d(2, ceil_mode=True)))
+        # Rounds up, so that images of 28 x 28 can be halved five times. The last ReLU comes after the pooling.
+        stages.append(nn.Sequential(*layers[:-1], nn.MaxPool2d(2, ceil_mode=True), layers[-1]))
     stages[-1].extend([nn.AdaptiveAvgPool2d(1), nn.Flatten()])
     return nn.Sequential(*stages, nn.Linear(channels, classes))

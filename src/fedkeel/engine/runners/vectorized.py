@@ -29,6 +29,8 @@ class Vectorized:
     def __init__(self, work: ClientWork, store: Store, compiled: bool = False) -> None:
         model = work.objective.model
         reason = "its normalisation layers stay with the clients" if model.private else cannot_vectorize(model.module)
+        if work.objective.precision is not None:
+            reason = f"with precision = {work.objective.precision!r} it would round differently"
         if reason:
             name = "compiled" if compiled else "vectorized"
             raise ValueError(f"engine: {name!r} cannot run this model: {reason}; use 'sequential' or 'processes'")

@@ -37,6 +37,8 @@ CONFIG = "config.toml"  # all settings
 HISTORY = "metrics.jsonl"  # one row per round
 CHECKPOINT = "checkpoint.safetensors"
 CHECKPOINT_FORMAT = "fedkeel-checkpoint-1"
+# Settings that checkpoints of version 0.1.0 lack, and what such a run had in their place.
+ADDED = {"memory_format": "contiguous", "precision": None}
 CLIENTS = store.FILE  # client memory
 MODEL = "model.safetensors"  # the final weights
 SUMMARY = "summary.json"  # written last: it makes a run complete
@@ -142,7 +144,7 @@ class RunDirectory:
 
     def end(self, run: Run, data: str | None) -> None:
         """Writes model and summary. data: the fingerprint of the data and their split."""
-        weights = {name: z.detach().cpu().clone() for name, z in run.model.state_dict().items()}
+        weights = {name: z.detach().cpu().contiguous().clone() for name, z in run.model.state_dict().items()}
         write_atomically(self.path / MODEL, save(weights))
         about = run.summary() | {"data": data, "made_with": made_with()}
         write_atomically(self.path / SUMMARY, json.dumps(about, indent=2).encode())
@@ -198,7 +200,8 @@ def run_identity(
 
     initial: the record of a new client.  t: the next round.  data, frozen: fingerprints of data and frozen parameters.
     """
-    kept = settings.identity() | {"dtype": str(model.dtype)}
+    how = {"dtype": str(model.dtype), "memory_format": model.memory_format, "precision": settings.precision}
+    kept = settings.identity() | how
     if isinstance(kept["cohort"], Sequence):  # a list of clients per round: later rounds may still change
         past = [list(ids) for ids in kept["cohort"]][:t]
         kept["cohort"] = hashlib.sha256(repr(past).encode()).hexdigest()
@@ -215,6 +218,8 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collecti
     """
     for part, ours in now.items():
         theirs = then.get(part)
+        if part == "settings" and isinstance(theirs, dict):
+            theirs = ADDED | theirs
         if part in ("settings", "algorithm") and isinstance(theirs, dict):
             key = next((key for key in ours if not alike(key, theirs.get(key), ours[key])), None)
             if key is not None:

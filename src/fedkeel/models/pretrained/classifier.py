@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeel.models.length_buckets import in_buckets
 from fedkeel.models.pretrained.backbone import blocks_path, load_backbone, load_tokenizer, sharing
 from fedkeel.models.pretrained.hidden_states import HiddenStates, places_for
 
@@ -49,9 +50,11 @@ class Reader(nn.Module):
         self.path = blocks_path(model) if first else ""
 
     def forward(self, x: Tensor) -> Tensor:
+        return in_buckets(self._read, x)
+
+    def _read(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled() and len(x) > CHUNK:
-            return torch.cat([self(part) for part in x.split(CHUNK)])
-        x = x[:, : max(1, int((x > 0).sum(1).max()))]  # drops padding that no text of the batch needs
+            return torch.cat([self._read(part) for part in x.split(CHUNK)])
         known = None if self.hidden is None else self.hidden.of(x, self.before)
         if known is None:
             return self._features(x)
