@@ -38,7 +38,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(TESTED): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,hub,ray,text]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,hub,onnx,privacy,ray,slurm,text,tune]'
 	touch $(TESTED)
 
 clean:
