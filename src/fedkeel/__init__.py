@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Algorithm": "fedkeel.core.algorithm:Algorithm",
     "Dataset": "fedkeel.data.federation:Dataset",
+    "EarlyStopping": "fedkeel.engine.callbacks:EarlyStopping",
     "Federation": "fedkeel.data.federation:Federation",
     "RoundError": "fedkeel.errors:RoundError",
     "Run": "fedkeel.engine.result:Run",
@@ -22,6 +23,7 @@ _PUBLIC = {
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
     "load": "fedkeel.data.load:load",
+    "open": "fedkeel.engine.run_files:open_run",
     "resume": "fedkeel.runs.from_config:resume",
     "train": "fedkeel.engine.train:train",
 }
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
     from fedkeel.data.readers.csv_table import from_csv
     from fedkeel.data.readers.hub import from_hub
     from fedkeel.data.readers.picture_folder import from_folder
+    from fedkeel.engine.callbacks import EarlyStopping
     from fedkeel.engine.result import Run
+    from fedkeel.engine.run_files import open_run as open
     from fedkeel.engine.train import train
     from fedkeel.errors import RoundError
     from fedkeel.runs.from_config import resume

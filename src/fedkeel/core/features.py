@@ -44,6 +44,10 @@ class Net:
         """The output."""
         return self._call("output", x)  # type: ignore[no-any-return]
 
+    def step(self, step: Callable[[nn.Module, Any], Tensor], batch: Any) -> Tensor:
+        """The loss by the user's own code for a batch."""
+        return self._call("step", step, batch)  # type: ignore[no-any-return]
+
     def features(self, x: Any) -> Tensor:
         """What goes into the last layer, [n, ...]."""
         return self._call("features", x)  # type: ignore[no-any-return]
@@ -122,6 +126,9 @@ class Caller(nn.Module):
         module = self.module
         if what == "output":
             return module(*args)
+        if what == "step":
+            step, batch = args
+            return step(module, batch)
         if what == "block":
             return blocks_of(module)[args[0]](args[1])
         if _offers_features(module):

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeel.core.dense_gradients import Dense, is_dense
 from fedkeel.core.flat import FlatModel, Layers
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedkeel.core.features import FrozenNet, Net, OwnLoss
 
 Loss = Callable[[Any, Tensor], Tensor]  # loss(output, target) -> mean over the batch
+Step = Callable[[nn.Module, Any], Tensor]  # step(model, batch) -> mean over the batch
 # A full gradient takes its samples in pieces. A piece has at most CHUNK samples and at most NUMBERS input numbers, because a
 # network keeps thousands of bytes per number for its backward pass.
 CHUNK = 1024
@@ -42,6 +43,13 @@ class Objective:
     clip: float | None = None
     each: Loss | None = None  # each(output, target) -> [B] the loss of every sample, if it is known
     precision: str | None = None  # "bf16": forward passes and losses use torch's autocast; None: the dtype of the model
+    step: Step | None = None  # the user's own code for a batch, in the place of `loss`
+
+    def value(self, x: Any, y: Any) -> Tensor:
+        """The loss of a batch at the point to which the model is bound."""
+        if self.step is not None:
+            return self.step(self.model.module, whole_batch(x, y))
+        return self.loss(self.model.module(x), y)
 
     def is_dense(self) -> bool:
         """Is it a network and a loss whose gradient core/dense_gradients.py writes out?"""
@@ -52,6 +60,11 @@ class Objective:
         if self.precision is None:
             return contextlib.nullcontext()
         return torch.autocast(self.model.device.type, torch.bfloat16)
+
+
+def whole_batch(x: Any, y: Any) -> Any:
+    """What a user's step gets: the pair (x, y). If the data have no targets of their own, x is the whole batch."""
+    return x if y is None else (x, y)
 
 
 class Steps(ABC):
@@ -233,9 +246,12 @@ class OneClient(Steps):
         model.bind(w)
         kept = model.read_buffers() if still and model.has_buffers else None
         with torch.enable_grad(), self.objective.rounding():
-            output, more = look() if look else (model.module(x), None)
-            loss = self.objective.loss(output, y)
-            total = loss if more is None else loss + more
+            if look is None:
+                total = loss = self.objective.value(x, y)
+            else:
+                output, more = look()
+                loss = self.objective.loss(output, y)
+                total = loss + more
         if not loss.requires_grad:
             raise ValueError("loss: it does not depend on the trained parameters; is it detached somewhere?")
         found = gradients(total, model.trained)
@@ -332,5 +348,9 @@ class OneGrad(Grad):
 
         objective = self.steps.objective
         with objective.rounding():
-            loss = objective.loss(Net(objective.model, w)(self.x), self.y)
+            net = Net(objective.model, w)
+            if objective.step is not None:
+                loss = net.step(objective.step, whole_batch(self.x, self.y))
+            else:
+                loss = objective.loss(net(self.x), self.y)
         return (loss + 0.5 * objective.weight_decay * w.square().sum()).reshape(1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import STEPS, Algorithm, make
 from fedkeel.core.records import Record
+from fedkeel.core.steps import Step
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.arrays import arrays_of, to_arrays, to_record
 from fedkeel.deploy.client_memory import ClientMemory
@@ -33,10 +34,11 @@ class MessageHandler:
         loss: Callable[[Any, Tensor], Tensor] | None = None,
         device: str = "auto",
         sends_loss: bool = True,
+        step: Step | None = None,
     ) -> None:
         self.model, self.load_data, self.loss, self.device = model, load_data, loss, device
         self.method = make(algorithm) if isinstance(algorithm, str) else algorithm
-        self.sends_loss = sends_loss
+        self.sends_loss, self.step = sends_loss, step
         self.data: dict[int, Federation] = {}  # by client: in Flower's simulation, a process has many
         self.prepared: dict[str, PreparedRun] = {}  # by the JSON of the run's settings; holds one run at most
 
@@ -98,7 +100,7 @@ class MessageHandler:
 
     def _prepared(self, settings: str) -> PreparedRun:
         if settings not in self.prepared:
-            run = prepare_run(RunSettings.from_json(settings), self.model, self.method, self.loss, self.device)
+            run = prepare_run(RunSettings.from_json(settings), self.model, self.method, self.loss, self.device, self.step)
             self.prepared = {settings: run}
         return self.prepared[settings]
 
@@ -121,7 +123,7 @@ def _local_work(
     with one_thread(run.objective.model.device):
         work, drawn = run.work_on(fed), json.loads(request.drawn)
         # The only client of its exchange, so its position does not matter.
-        task = ClientTask(request.stage, request.round, request.client, request.steps, drawn, position=0)
+        task = ClientTask(request.stage, request.round, request.client, request.steps, drawn, 0, request.lr_factor)
         return work.run_client(task, down, buffers, mem)
 
 

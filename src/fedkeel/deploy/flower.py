@@ -36,6 +36,7 @@ def client_app(
     algorithm: str | Algorithm,
     *,
     loss: Callable[[Any, Tensor], Tensor] | None = None,
+    step: Callable[[nn.Module, Any], Tensor] | None = None,
     device: str = "auto",
     mods: Sequence[Any] = (),
 ) -> ClientApp:
@@ -44,11 +45,12 @@ def client_app(
     model: the function that makes the model. Client and server must use the same one.
     load_data: load_data(context) -> the (x, y) of this client. `context.node_config` holds the SuperNode's node-config.
     algorithm: a name or fedkeel.algorithm(...). The server decides the hyper-parameters.
+    step: step(model, batch) -> loss, instead of `loss`, as in `fedkeel.train`. The server needs the same one.
     mods: Flower's modifiers, such as LocalDpMod. A modifier that the method does not allow is refused (docs/deploy.md).
     """
     method = make(algorithm) if isinstance(algorithm, str) else algorithm
     adapted = adapted_mods(method, mods)
-    handler = MessageHandler(model, load_data, method, loss, device, sends_loss=not hides_uploads(mods))
+    handler = MessageHandler(model, load_data, method, loss, device, sends_loss=not hides_uploads(mods), step=step)
     app = ClientApp()
     app.query("hello")(handler.hello)
     app.train(mods=adapted)(handler.train)

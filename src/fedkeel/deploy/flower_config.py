@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
 SERVER_KEYS = ("out", "timeout", "patience")  # in Flower's config, but not part of the run's config
 # Settings that only a simulation has: how clients run on one machine, and metrics that need their data.
-SIMULATION_KEYS = ("engine", "workers", "timeout", "device", "devices", "ray_address", "metrics")
+SIMULATION_KEYS = (
+    "engine",
+    "workers",
+    "timeout",
+    "device",
+    "devices",
+    "ray_address",
+    "metrics",
+    "validation",
+    "evaluate_on",
+)
 HYPERPARAMETERS = "hyperparameters."
 
 

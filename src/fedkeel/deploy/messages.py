@@ -69,6 +69,7 @@ class TrainRequest(MessageFields):
     base: int  # number of the client record to start from; NEW if the client has none yet
     record: int  # number of the client record that this exchange makes
     drawn: str  # JSON: the client's roles in this round
+    lr_factor: float  # of the run's learning-rate schedule
     task: str  # JSON of RunSettings
 
 

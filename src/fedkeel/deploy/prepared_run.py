@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.features import check_inside
 from fedkeel.core.records import Record, down_record
-from fedkeel.core.steps import Objective
+from fedkeel.core.steps import Objective, Step
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.arrays import DTYPES, record_digest
 from fedkeel.deploy.errors import InvalidMessage
@@ -49,6 +49,7 @@ def prepare_run(
     method: Algorithm,
     loss: Callable[[Any, Tensor], Tensor] | None,
     device: str,
+    step: Step | None = None,
 ) -> PreparedRun:
     """Builds the model and the records. Refuses a server whose method or initial record is another one."""
     name = method.name
@@ -69,5 +70,5 @@ def prepare_run(
             "the record of a new client differs from the server's: "
             "both sides must make the model with the same function and the same version of torch"
         )
-    goal = objective(flat, loss, settings.weight_decay, settings.clip, settings.precision)
+    goal = objective(flat, loss, settings.weight_decay, settings.clip, settings.precision, step)
     return PreparedRun(settings, method, goal, initial, down_record(method, server), flat.read_buffers())

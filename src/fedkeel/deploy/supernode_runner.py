@@ -149,6 +149,7 @@ class MessageExchange:
             base=self.supernodes.store.live.get(client, NEW),
             record=record_number(exchange),
             drawn=json.dumps(exchange.roles(position)),
+            lr_factor=exchange.lr_factor,
             task=self.runner.settings,
         )
 

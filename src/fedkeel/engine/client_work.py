@@ -41,6 +41,7 @@ class ClientTask(NamedTuple):
     K: int  # local steps
     roles: dict[str, float]  # what the algorithm's `draw` gave to this client
     position: int  # its place in the exchange, 0 to S - 1: the row of its upload
+    lr_factor: float = 1.0  # of the run's learning-rate schedule
 
 
 @dataclass
@@ -55,10 +56,12 @@ class Exchange:
     down: Any  # the record that the server sends to all
     buffers: Tensor  # [b] the model's buffers
     sums: SumPlan | None = None  # if set, a runner may return totals instead of the uploads
+    lr_factor: float = 1.0  # of the run's learning-rate schedule
 
     def task(self, position: int) -> ClientTask:
         """The part of the client at this position."""
-        return ClientTask(self.stage, self.t, self.ids[position], self.K[position], self.roles(position), position)
+        roles = self.roles(position)
+        return ClientTask(self.stage, self.t, self.ids[position], self.K[position], roles, position, self.lr_factor)
 
     def tasks(self) -> list[ClientTask]:
         """The parts of all clients."""
@@ -140,6 +143,12 @@ class ClientWork:
     def __post_init__(self) -> None:
         self.workspace = Workspace(self.objective)
 
+    def method_at(self, t: int, lr_factor: float) -> Algorithm:
+        """The method as it is in round t. lr_factor: that of the run's learning-rate schedule."""
+        now = self.algo.at(t, self.lr_decay)
+        # One more round of decay by this factor: so it changes whatever decays in this method.
+        return now if lr_factor == 1.0 else now.at(1, lr_factor)
+
     def upload_templates(self) -> dict[str, Any]:
         """stage -> a record with the shapes and dtypes of a client's upload, for every stage that the method has."""
         algo, model = self.algo, self.objective.model
@@ -165,7 +174,7 @@ class ClientWork:
         given = [
             (name, z, version(z)) for record in (down, mem) if record is not None for name, z in record._asdict().items()
         ]
-        local_work = getattr(self.algo.at(task.t, self.lr_decay), task.stage)
+        local_work = getattr(self.method_at(task.t, task.lr_factor), task.stage)
         up, new = local_work(down, None if model.private else mem, steps)
         for name, z, before in given:
             if version(z) != before:  # the next client would receive the changed values

@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import numbers
-from fedkeel.core.steps import Loss
+from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Prepare
 
 CHUNK = 2048  # the most samples at a time
 NUMBERS = 1_000_000  # the most input numbers at a time: a network's activations may be a thousand times as many
 
 
+class OutputMetric(Protocol):
+    """A measurement of outputs and targets, such as an object of torchmetrics."""
+
+    def update(self, output: Any, target: Any) -> None: ...
+
+    def result(self) -> dict[str, float]:
+        """The columns of the history. The next `update` begins a new measurement."""
+
+
 def evaluate(
-    model: FlatModel,
+    objective: Objective,
     x: Tensor,
     buffers: Tensor,
-    loss: Loss,
-    data: tuple[Tensor, Tensor],
-    prepare: Prepare | None = None,
+    batches: Iterable[tuple[Any, Any]],
+    metrics: Sequence[OutputMetric] = (),
 ) -> dict[str, Any]:
-    """Mean loss of the parameters x on the data, and accuracy if the targets are classes."""
-    inputs, targets = data
+    """loss: the mean loss of the parameters x on the batches; accuracy: None unless the targets are classes; and metrics."""
+    model = objective.model
     model.bind(x)
     if model.has_buffers:
         model.write_buffers(buffers)
-    chunks = zip(inputs.split(at_a_time(inputs)), targets.split(at_a_time(inputs)), strict=True)
-    batches = ((model.cast(a, prepare), model.cast(b)) for a, b in chunks)
     with evaluating(model.module):
-        mean, accuracy = scores(model.module, loss, batches)
-    return {"test_accuracy": accuracy, "test_loss": mean}
+        mean, accuracy = scores(objective, batches, metrics)
+    found = {"accuracy": accuracy, "loss": mean}
+    for metric in metrics:
+        found |= metric.result()
+    return found
+
+
+def batches_of(model: FlatModel, data: tuple[Tensor, Tensor], prepare: Prepare | None = None) -> Iterator[tuple[Any, Any]]:
+    """Data in batches (x, y), as the model takes them."""
+    inputs, targets = data
+    for a, b in zip(inputs.split(at_a_time(inputs)), targets.split(at_a_time(inputs)), strict=True):
+        yield model.cast(a, prepare), model.cast(b)
 
 
 @contextlib.contextmanager
@@ -54,20 +70,53 @@ def at_a_time(x: Tensor) -> int:
     return max(1, min(CHUNK, NUMBERS // max(1, x[0].numel())))
 
 
-def scores(module: nn.Module, loss: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float | None]:
-    """Mean loss, and accuracy if the targets are classes."""
+def scores(
+    objective: Objective, batches: Iterable[tuple[Any, Any]], metrics: Sequence[OutputMetric] = ()
+) -> tuple[float, float | None]:
+    """Mean loss, and accuracy if the targets are classes. Shows every batch to the metrics."""
     losses, sizes, right, count, total = [], [], [], 0, 0.0
     for x, y in batches:
-        output = module(x)
-        losses.append(loss(output, y))
-        sizes.append(len(y))
-        if classes(output, y):
-            right.append((output.argmax(-1) == y).sum())
-            count += y.numel()
+        output, target = _output(objective, x, y, needed=bool(metrics))
+        if objective.step is None:
+            losses.append(objective.loss(output, y))
+        else:
+            losses.append(objective.value(x, y).detach())
+        sizes.append(samples_in(x if y is None else y))
+        if target is not None and classes(output, target):
+            right.append((output.argmax(-1) == target).sum())
+            count += target.numel()
+        for metric in metrics:
+            metric.update(output, target)
     read = numbers([*losses, *right])  # waits for the device once, after the last batch
     for mean, size in zip(read, sizes, strict=False):  # `sum` of Python 3.12 would round differently
         total += mean * size
     return total / sum(sizes), sum(read[len(losses) :]) / count if count else None
+
+
+def _output(objective: Objective, x: Any, y: Any, needed: bool) -> tuple[Any, Any]:
+    """(output, target) of a batch. With a user's step, (None, None) if the model cannot be called on the batch itself."""
+    module = objective.model.module
+    if objective.step is None:
+        return module(x), y
+    try:
+        if y is not None:
+            return module(x), y
+        labels = x["labels"]  # the name that the models of transformers use
+        return (module(**x).logits, labels) if labels.dim() == 1 else (None, None)
+    except Exception as error:
+        if needed:
+            raise ValueError(
+                f"metrics: they need the model's output, but it cannot be called on a batch: {error}"
+            ) from error
+        return None, None
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch has: the length of the first tensor in it."""
+    if isinstance(batch, Tensor):
+        return len(batch)
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return next(samples_in(part) for part in parts)
 
 
 def classes(output: Any, target: Tensor) -> bool:

@@ -32,11 +32,17 @@ from fedkeel.core.steps import Objective
 from fedkeel.core.sums import NotASum, SumsOnlyRound, sealed
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
+from fedkeel.engine.best_round import BestRound
+from fedkeel.engine.callbacks import Callback, RoundState, call_all
+from fedkeel.engine.client_scores import client_scores, held_out_batches
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, one_thread
-from fedkeel.engine.evaluation import evaluate
+from fedkeel.engine.evaluation import OutputMetric, batches_of, evaluate
 from fedkeel.engine.folding import Answers, Folding
-from fedkeel.engine.result import Clients, Run
+from fedkeel.engine.held_out import HeldOut, hold_out
+from fedkeel.engine.own_metrics import OwnMetrics
+from fedkeel.engine.result import Clients, Run, model_at
 from fedkeel.engine.runners.runner import EngineChoice, Runner
+from fedkeel.engine.schedule import factors
 from fedkeel.engine.settings import NEED_UPLOADS, Settings
 from fedkeel.engine.state.directory import (
     RunDirectory,
@@ -51,6 +57,8 @@ from fedkeel.errors import RoundError, describe
 
 HOPELESS = 10  # clients; a warm-up stops if all of its clients failed so far, and they were at least this many
 CHECKPOINT_SHARE = 0.03  # the part of the time that may go into checkpoints
+INTERRUPTED = "interrupted"  # why a run ended that Ctrl-C stopped
+NO_METRICS = OwnMetrics()
 
 
 @dataclass
@@ -82,17 +90,27 @@ class Trainer:
         store: str,
         config: dict[str, Any],
         metrics: Sequence[str] = (),
+        own_metrics: OwnMetrics = NO_METRICS,
+        callbacks: Sequence[Callback] = (),
+        returns_partial: bool = False,
     ) -> None:
-        self.model, self.fed, self.settings, self.engine, self.config = model, fed, settings, engine, config
-        self.metrics = metrics
+        """returns_partial: after Ctrl-C, `fit` returns the run so far, if a round is complete."""
+        self.whole, self.model, self.settings, self.engine, self.config = fed, model, settings, engine, config
+        self.metrics, self.own_metrics, self.callbacks = metrics, own_metrics, callbacks
+        self.returns_partial = returns_partial
+        self.held = hold_out(fed, settings.validation, settings.seed) if settings.validation else None
+        self.fed = fed if self.held is None else self.held.training  # what clients train on
+        self.lr_factor = factors(settings.lr_schedule, settings.rounds)
         self.N, self.S = len(fed), settings.largest_cohort(len(fed))
-        K, fewest = float(settings.steps_of(fed.sizes).mean()), settings.smallest_cohort(self.N)
+        K, fewest = float(settings.steps_of(self.fed.sizes).mean()), settings.smallest_cohort(self.N)
         self.given = algo  # as the user gave it; `plan` fills in what follows from N, S, K and T
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers))
         settings.check_decay(self.algo)
-        self.work = ClientWork(self.algo, fed, objective, settings.seed, settings.batch, settings.lr_decay)
+        self.work = ClientWork(self.algo, self.fed, objective, settings.seed, settings.batch, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
+        self.best: BestRound | None = None
+        self.stopped = ""  # why the run ended before its last round
         self.t = 0  # the next round
         self.warm = not self.algo.warms_up()  # is the warm-up done, or does the method have none?
         self.warmup: dict[str, Any] = {}  # what the warm-up cost a client, and who failed: columns of the first row
@@ -124,8 +142,9 @@ class Trainer:
             self.directory.begin(self.config, self.history)
         for row in self.history:
             report(row)
+        before: Any = (self.server, self.buffers)
         with one_thread(*self.engine.devices, self.model.device), contextlib.ExitStack() as stack:
-            if self.t < self.settings.rounds:
+            if self._goes_on():
                 first = self._plan_exchange("client", self.t, self.settings.participants(self.t, self.N))
                 left = self.settings.rounds - self.t
                 runner = self.engine.start(self.work, self.store, self.initial, first, self.S, left)
@@ -133,9 +152,21 @@ class Trainer:
                 self._checkpoint(due=self.t == 0)
                 if not self.warm:
                     self._warm_up(runner)
-                while self.t < self.settings.rounds:
-                    report(self._round(runner))
+                try:
+                    while self._goes_on():
+                        before = (self.server, self.buffers)
+                        report(self._round(runner))
+                except KeyboardInterrupt:
+                    if not self.returns_partial or not self.t:
+                        raise
+                    if len(self.history) == self.t:  # `report` was interrupted: the round is complete
+                        before = (self.server, self.buffers)
+                    (self.server, self.buffers), self.history = before, self.history[: self.t]
+                    self.stopped = INTERRUPTED
             return self._result()
+
+    def _goes_on(self) -> bool:
+        return self.t < self.settings.rounds and not self.stopped
 
     def _round(self, runner: Runner) -> dict[str, Any]:
         start, t = time.perf_counter(), self.t
@@ -161,16 +192,26 @@ class Trainer:
         }
         try:
             row |= result.extra_columns | self._evaluation(t) | (self.warmup if t == 0 else {})
+            if self.held is not None:
+                row |= self._validation(t, self.held)
             if self.metrics and self._evaluates(t):
                 row |= self._measured(old, result)
+            if self.own_metrics.functions and self._evaluates(t):
+                self.model.bind(self.server.x)
+                if self.model.has_buffers:
+                    self.model.write_buffers(self.buffers)
+                row |= self.own_metrics.of_model(self.model, self.whole, row)
         except Exception as error:
             raise RoundError(self.algo.name, t, None, "evaluate", describe(error)) from error
         row["seconds"] = time.perf_counter() - start
-        self.t = t + 1
         self.history.append(row)
+        if self.callbacks:
+            with torch.enable_grad():
+                self.stopped = call_all(self.callbacks, row, RoundState(self.history, self._evaluates(t), self._run))
+        self.t = t + 1
         if self.directory is not None:
             self.directory.add(row)
-        self._checkpoint(due=self.t == self.settings.rounds or self.engine.remote is not None)
+        self._checkpoint(due=not self._goes_on() or self.engine.remote is not None)
         return row
 
     def _exchange(self, runner: Runner, exchange: Exchange, last: bool = True) -> ExchangeResult:
@@ -201,7 +242,7 @@ class Trainer:
             take = summed.take
             given, facts = sealed(up), SumsOnlyRound(**vars(r), total=lambda wanted: to_device(take(wanted), device))
         try:
-            new = getattr(self.algo.at(exchange.t, self.settings.lr_decay), step)(self.server, given, facts)
+            new = getattr(self.work.method_at(exchange.t, exchange.lr_factor), step)(self.server, given, facts)
             check_device("new server record", new, device)
             if form(new) != form(self.server):
                 raise ValueError(f"the server record has another form than before: {form(new)}, not {form(self.server)}")
@@ -254,7 +295,8 @@ class Trainer:
         K = drawn.pop("K").tolist() if "K" in drawn else self.settings.steps_of(self.fed.sizes[ids]).tolist()
         if not all(isinstance(k, int) and k >= 1 for k in K):
             raise ValueError(f"{self.algo.name}: draw returns K = {K}; it must be whole numbers >= 1")
-        return Exchange(stage, t, ids, K, drawn, down_record(self.algo, self.server), self.buffers)
+        down, lr_factor = down_record(self.algo, self.server), self.lr_factor(max(t, 0))
+        return Exchange(stage, t, ids, K, drawn, down, self.buffers, lr_factor=lr_factor)
 
     def _round_facts(self, exchange: Exchange, kept: list[int], last: bool) -> Round:
         """What the server's step may know of the exchange. kept: positions of the clients that answered.  last: is this the
@@ -310,7 +352,7 @@ class Trainer:
     def _evaluation(self, t: int) -> dict[str, Any]:
         if self.fed.test is None or not self._evaluates(t):
             return {"test_accuracy": None, "test_loss": None}
-        row = self._tested(self.fed.test, self.buffers)
+        row = self._tested(self.fed.test, self.buffers, self.own_metrics.outputs)
         if self.model.private:  # each client has its own layers: also the mean accuracy over those that took part
             ids = self.settings.participants(t, self.N)
             layers = [to_device(self.store.read(i).values, self.model.device) for i in ids if i in self.store]
@@ -319,8 +361,24 @@ class Trainer:
                 row["client_accuracy"] = sum(z["test_accuracy"] or 0.0 for z in rows) / len(rows)
         return row
 
-    def _tested(self, data: tuple[Tensor, Tensor], buffers: Tensor) -> dict[str, Any]:
-        return evaluate(self.model, self.server.x, buffers, self.objective.loss, data, self.fed.prepare)
+    def _tested(self, data: tuple[Tensor, Tensor], buffers: Tensor, metrics: Sequence[OutputMetric] = ()) -> dict[str, Any]:
+        batches = batches_of(self.model, data, self.fed.prepare)
+        found = evaluate(self.objective, self.server.x, buffers, batches, metrics)
+        return {f"test_{name}": value for name, value in found.items()}
+
+    def _validation(self, t: int, held: HeldOut) -> dict[str, Any]:
+        """The scores on all held-out samples, and those of single clients if the run evaluates them."""
+        if not self._evaluates(t):
+            return {"val_accuracy": None, "val_loss": None}
+        batches = held_out_batches(self.work, held.rows)
+        found = evaluate(self.objective, self.server.x, self.buffers, batches, self.own_metrics.outputs)
+        if self.best is None or self.best.is_worse_than(found):
+            self.best = BestRound(t, found["accuracy"], found["loss"], self.server.x.clone(), self.buffers.clone())
+        row = {f"val_{name}": value for name, value in found.items()}
+        if self.settings.evaluate_on == "clients":
+            at = (self.server.x, self.buffers, self.store, t, self.lr_factor(t))
+            row |= client_scores(self.work, held, *at)
+        return row
 
     # State on disk ------------------------------------------------------------------------------------------------
 
@@ -335,9 +393,16 @@ class Trainer:
         now = time.monotonic()
         if not due and now - self._saved < self._cost / CHECKPOINT_SHARE:
             return
-        facts = {"identity": self._identity(), "history": self.history, "engine": self.engine.name, "why": self.engine.why}
-        facts["warmup"] = self.warmup
+        facts: dict[str, Any] = {
+            "identity": self._identity(),
+            "history": self.history,
+            "engine": self.engine.name,
+            "why": self.engine.why,
+        }
+        facts |= {"warmup": self.warmup, "stopped": self.stopped, "rounds": self.settings.rounds, "clients": self.N}
         tensors = {"buffers": self.buffers, **self.store.index()}
+        if self.best is not None:
+            facts["best"], tensors = self.best.scores(), tensors | self.best.tensors()
         save_checkpoint(self.directory.checkpoint, self.t, self.server, tensors, facts)
         self.store.pin()
         self._saved = time.monotonic()
@@ -357,25 +422,40 @@ class Trainer:
         self.buffers = to_device(tensors["buffers"], self.buffers.device)
         self.store.restore(tensors)
         self.warm, self.warmup = True, facts["warmup"]
+        if facts.get("rounds") == self.settings.rounds:  # with more rounds, a run that was stopped goes on
+            self.stopped = facts["stopped"]
+        if "best" in facts:
+            self.best = BestRound.restored(facts["best"], tensors, self.model.device)
         if self.engine.name == "auto":
             self.engine.name, self.engine.why = facts["engine"], facts["why"]
 
     def _result(self) -> Run:
         """The result in memory, and in the directory of the run if there is one."""
-        module = self.model.copy()
-        set_memory_format(module, "contiguous")
-        flat = FlatModel(module, self.algo.facts.private)
-        ordinary = OrdinaryOrder(self.algo, self.model.layers)
-        server = ordinary(self.server)
-        flat.bind(server.x.clone())
-        if flat.has_buffers:
-            flat.write_buffers(self.buffers)
-        for p, frozen in zip(module.parameters(), self.model.module.parameters(), strict=True):
-            p.requires_grad_(frozen.requires_grad)
-        out = None if self.directory is None else self.directory.path
-        clients = Clients(self.store, self.N, self.model.device, ordinary)
-        who = (self.engine.name, self.engine.why)
-        run = Run(server.x.clone(), module, server, clients, self.history, self.algo, *who, out)
-        if self.directory is not None:
+        run = self._run()
+        if self.directory is not None and self.stopped != INTERRUPTED:
             self.directory.end(run, self.fingerprint)
         return run
+
+    def _run(self) -> Run:
+        """The run so far."""
+        ordinary = OrdinaryOrder(self.algo, self.model.layers)
+        server = ordinary(self.server)
+        module = self.model.copy()
+        set_memory_format(module, "contiguous")
+        for p, original in zip(module.parameters(), self.model.module.parameters(), strict=True):
+            p.requires_grad_(original.requires_grad)
+        clients = Clients(self.store, self.N, self.model.device, ordinary)
+        return Run(
+            params=server.x.clone(),
+            model=model_at(module, self.algo.facts.private, server.x, self.buffers),
+            server=server,
+            clients=clients,
+            history=self.history,
+            algorithm=self.algo,
+            engine=self.engine.name,
+            why=self.engine.why,
+            out=None if self.directory is None else self.directory.path,
+            stopped=self.stopped,
+            config=self.config,
+            best_at=self.best and self.best.in_order(self.model.layers),
+        )

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedkeel.core.flat import FlatModel
-from fedkeel.core.steps import Loss, Objective
+from fedkeel.core.steps import Loss, Objective, Step
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -25,9 +25,15 @@ def cross_entropies(output: Tensor, target: Tensor) -> Tensor:
 
 
 def objective(
-    model: FlatModel, loss: Loss | None, weight_decay: float, clip: float | None, precision: str | None = None
+    model: FlatModel,
+    loss: Loss | None,
+    weight_decay: float,
+    clip: float | None,
+    precision: str | None = None,
+    step: Step | None = None,
 ) -> Objective:
-    """What a run minimises: the user's loss, or cross-entropy. Only for cross-entropy the loss of each sample is known."""
-    if loss is not None:
-        return Objective(model, loss, weight_decay, clip, precision=precision)
+    """What a run minimises: the user's loss or step, or cross-entropy. Only for cross-entropy the loss of each sample is
+    known."""
+    if loss is not None or step is not None:
+        return Objective(model, loss or cross_entropy, weight_decay, clip, precision=precision, step=step)
     return Objective(model, cross_entropy, weight_decay, clip, cross_entropies, precision)

@@ -65,7 +65,7 @@ def train_set(inputs: MetricInputs) -> dict[str, float]:
     rows = np.arange(int(fed.offsets[-1])) if fed.order is None else fed.order
     objective.model.bind(inputs.new.x)
     batches = np.split(rows, range(at_a_time(fed.x), len(rows), at_a_time(fed.x)))
-    loss, accuracy = scores(objective.model.module, objective.loss, (inputs.work.cast(*fed.take_rows(z)) for z in batches))
+    loss, accuracy = scores(objective, (inputs.work.cast(*fed.take_rows(z)) for z in batches))
     decay = 0.5 * objective.weight_decay * float(inputs.new.x.double().square().sum())
     found = {"train_set_loss": loss} | ({"objective": loss + decay} if objective.weight_decay else {})
     return found | ({} if accuracy is None else {"train_accuracy": accuracy})

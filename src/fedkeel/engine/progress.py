@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import html
+import time
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fedkeel.engine.dropped import drops, drops_in_words
 
 MOST_REASONS = 5  # different reasons for dropping clients that are printed; the history has all of them
+REFRESH = 0.25  # seconds between two updates of a bar in a notebook
+
+
+class ProgressBar(Protocol):
+    """Call it with every row of a run's history."""
+
+    def __call__(self, row: dict[str, Any]) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def progress_bar(name: str, rounds: int) -> ProgressBar:
+    """A bar for the terminal, or for the notebook in which this process runs."""
+    return NotebookBar(name, rounds) if Console().is_jupyter else RoundBar(name, rounds)
 
 
 class RoundBar:
-    """A progress bar; call it with every row of a run's history."""
+    """A progress bar in the terminal."""
 
     def __init__(self, name: str, rounds: int) -> None:
         self.progress = Progress(
@@ -26,6 +45,7 @@ class RoundBar:
         )
         self.task = self.progress.add_task(name, total=rounds, score="")
         self.reasons: set[str] = set()  # those that were printed already
+        self.rows: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -33,8 +53,12 @@ class RoundBar:
 
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
+        if words := drops_in_words(self.rows):
+            bad_rounds = drops(self.rows)[2]
+            self.progress.console.print(Text(words, style="bold red" if bad_rounds else "yellow"), soft_wrap=True)
 
     def __call__(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
         self.progress.update(self.task, completed=row["round"] + 1, score=score(row))
         warmup = [("warm-up", one) for one in row.get("warmup_faults", {}).items()]
         for when, (client, why) in warmup + [(f"round {row['round']}", one) for one in row["faults"].items()]:
@@ -43,8 +67,52 @@ class RoundBar:
                 self.progress.console.print(f"{when}, client {client} dropped: {why}", markup=False)
 
 
+class NotebookBar:
+    """A progress bar in a notebook, in plain HTML that the cell replaces: it needs no widgets."""
+
+    def __init__(self, name: str, rounds: int) -> None:
+        self.name, self.rounds = name, rounds
+        self.rows: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        from IPython.display import HTML, display  # a notebook has it
+
+        self.html: Any = HTML
+        self.shown = self.began = time.monotonic()
+        self.display: Any = display(HTML(self._text()), display_id=True)  # type: ignore[no-untyped-call]
+        return self
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if time.monotonic() - self.shown > REFRESH:
+            self._show()
+
+    def __exit__(self, *_: object) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        self.shown = time.monotonic()
+        self.display.update(self.html(self._text()))
+
+    def _text(self) -> str:
+        done = self.rows[-1]["round"] + 1 if self.rows else 0
+        seconds = time.monotonic() - self.began
+        left = f", about {seconds / done * (self.rounds - done):.0f} s left" if 0 < done < self.rounds else ""
+        numbers = f"{done}/{self.rounds}  {score(self.rows[-1]) if self.rows else ''}  {seconds:.0f} s{left}"
+        bar = f"<progress value='{done}' max='{self.rounds}'></progress>"
+        _, _, bad_rounds = drops(self.rows)
+        colour = "#c00" if bad_rounds else "inherit"
+        words = f"<pre style='color:{colour}'>{html.escape(drops_in_words(self.rows))}</pre>"
+        return (
+            f"<div><b>{html.escape(self.name)}</b> {bar} {html.escape(numbers)}{words if drops(self.rows)[0] else ''}</div>"
+        )
+
+
 def score(row: dict[str, Any]) -> str:
-    """The accuracy in a row of the history, or the loss if there is none."""
-    if row.get("test_accuracy") is not None:
-        return f"accuracy {row['test_accuracy']:.3f}"
+    """The accuracy in a row of the history, or a loss if there is none."""
+    for column in ("test_accuracy", "val_accuracy"):
+        if row.get(column) is not None:
+            return f"accuracy {row[column]:.3f}"
+    if row.get("test_loss") is not None:
+        return f"test loss {row['test_loss']:.4g}"
     return f"loss {row['train_loss']:.4g}"

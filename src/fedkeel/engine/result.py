@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import OrdinaryOrder
+from fedkeel.engine.best_round import BestRound
 from fedkeel.engine.machine import peak_memory
 from fedkeel.engine.state.store import Store
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 
 class Clients(Mapping[int, Any]):
@@ -39,24 +47,102 @@ class Clients(Mapping[int, Any]):
         return self.N
 
 
-@dataclass
+class KeptClients(Mapping[int, Any]):
+    """The clients' records in memory: those of a run that was pickled or opened."""
+
+    def __init__(self, records: dict[int, Any], N: int) -> None:
+        self.records, self.N = records, N
+
+    def __getitem__(self, client: int) -> Any:
+        if not 0 <= client < self.N:
+            raise KeyError(client)
+        return self.records.get(client)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.N))
+
+    def __len__(self) -> int:
+        return self.N
+
+
+def model_at(module: nn.Module, private: bool, x: Tensor, buffers: Tensor) -> nn.Module:
+    """The module with these weights, which are in the order of model.parameters(), in evaluation mode."""
+    flat = FlatModel(module, private)
+    flat.bind(x.clone())
+    if flat.has_buffers:
+        flat.write_buffers(buffers)
+    return module.eval()
+
+
+@dataclass(repr=False)
 class Run:
     """What `train` returns."""
 
     params: Tensor  # [d] final global model, in the order of model.parameters()
-    model: nn.Module  # the module with these weights
+    model: nn.Module  # the module with these weights, in evaluation mode
     server: Any  # the server record
-    clients: Clients
+    clients: Mapping[int, Any]
     history: list[dict[str, Any]]  # one row per round
     algorithm: Algorithm  # with all hyper-parameters filled in, also those that follow from N, S, K and T
     engine: str  # which engine ran the clients
     why: str  # the reason, if the engine was chosen automatically
     out: Path | None  # the directory of the run
+    stopped: str = ""  # why the run ended before its last round: a callback's reason, or "interrupted"
+    config: dict[str, Any] = field(default_factory=dict)  # the settings, as config.toml holds them
+    best_at: BestRound | None = None  # the best round on the validation data
+
+    @property
+    def best_round(self) -> int:
+        """The round with the best score on the validation data. Without validation data, the last round."""
+        return self.history[-1]["round"] if self.best_at is None else self.best_at.round
+
+    @functools.cached_property
+    def best(self) -> nn.Module:
+        """The model of the best round on the validation data, in evaluation mode. Without validation data, the last model:
+        choosing by test data would make the test score too good."""
+        if self.best_at is None:
+            return self.model
+        return model_at(copy.deepcopy(self.model), self.algorithm.facts.private, self.best_at.x, self.best_at.buffers)
+
+    @property
+    def frame(self) -> DataFrame:
+        """The history as a pandas frame, one row per round."""
+        import pandas
+
+        return pandas.DataFrame(self.history).set_index("round", drop=False).rename_axis(None)
+
+    def plot(self) -> Figure:
+        """A matplotlib figure of the losses and scores over the rounds."""
+        from fedkeel.engine.run_figure import figure_of
+
+        return figure_of(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the run into a directory, from which `fk.open` reads it."""
+        from fedkeel.engine.run_files import save_run
+
+        return save_run(self, Path(path))
+
+    def __repr__(self) -> str:
+        from fedkeel.engine.run_text import run_line
+
+        return run_line(self)
+
+    def _repr_html_(self) -> str:
+        from fedkeel.engine.run_text import run_html
+
+        return run_html(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle. The clients' records may lie in a file of this process, so they are copied."""
+        clients = {client: z for client in self.clients if (z := self.clients[client]) is not None}
+        state = {name: value for name, value in vars(self).items() if name != "best"}
+        return state | {"clients": KeptClients(clients, len(self.clients))}
 
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole run, as in summary.json."""
         scores = [row["test_accuracy"] for row in self.history if row.get("test_accuracy") is not None]
-        return {
+        found = {
             "algorithm": self.algorithm.name,
             "rounds": len(self.history),
             "final_accuracy": scores[-1] if scores else None,
@@ -70,3 +156,8 @@ class Run:
             "engine_reason": self.why,
             "memory_mb": peak_memory(),
         }
+        for name in ("val_accuracy", "val_loss", "test_loss"):
+            values = [row[name] for row in self.history if row.get(name) is not None]
+            found |= {f"final_{name}": values[-1]} if values else {}
+        found |= {"best_round": self.best_round} if self.best_at else {}
+        return found | ({"stopped": self.stopped} if self.stopped else {})

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-SAMPLING, BATCHES, ROLES, MODEL, AUGMENT, METHOD = range(6)
+SAMPLING, BATCHES, ROLES, MODEL, AUGMENT, METHOD, VALIDATION = range(7)
 
 
 def generator(seed: int, stream: int, t: int, client: int = 0) -> np.random.Generator:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.hyperparameters import allowed, fits, python_number
+from fedkeel.engine.schedule import ALLOWED, check_schedule
 from fedkeel.errors import nearest, refuse
 from fedkeel.wording import COUNT_OR_SHARE
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
-METRICS = ("train", "gradient_norm", "consistency", "drift", "tracking", "qp")  # engine/metrics.py measures them
+METRICS = ("accuracy", "train", "gradient_norm", "consistency", "drift", "tracking", "qp")  # engine/metrics.py measures them
 NEED_UPLOADS = {"consistency", "drift", "qp"}  # metrics that look at the uploads one by one
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # nothing can stop a client of these engines
 
@@ -38,6 +39,7 @@ def setting(
     example: Any,
     least: float | None = None,
     above: float | None = None,
+    below: float | None = None,
     most: float | None = None,
     choices: Sequence[str] = (),
     also: Sequence[Any] = (),
@@ -47,12 +49,12 @@ def setting(
     """Declares a setting.
 
     group: its heading in the help.  example: a value that the help shows.
-    least, above, most: the allowed range, as in `hp`.  choices: the allowed words.  also: further allowed values.
+    least, above, below, most: the allowed range, as in `hp`.  choices: the allowed words.  also: further allowed values.
     filled: for a setting that is None by default: the value that takes the place of None where one is needed.
     allowed: what is allowed in words, if the range and the type do not say it.
     """
     about = {"doc": help, "group": group, "example": example, "also": tuple(also), "filled": filled, "allowed": allowed}
-    about |= {"least": least, "above": above, "most": most, "choices": tuple(choices)}
+    about |= {"least": least, "above": above, "below": below, "most": most, "choices": tuple(choices)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=dict, metadata=about)
     return dataclasses.field(default=default, metadata=about)
@@ -95,6 +97,14 @@ class Settings:
         above=0,
         most=1,
     )
+    lr_schedule: str | Callable[[int], float] | None = setting(  # noqa: RUF009
+        None,
+        "Schedule of the local learning rate: constant, cosine, step:30,60 (a tenth from these rounds on), warmup:5, or "
+        "warmup:5+cosine.",
+        group="Training",
+        example="cosine",
+        allowed=ALLOWED,
+    )
     clip: float | None = setting(
         None, "Largest norm of a step's direction. By default there is no limit.", group="Training", example=10, above=0
     )
@@ -109,9 +119,25 @@ class Settings:
     evaluate_every: int = setting(
         1, "Rounds between evaluations; 0: only at the end.", group="Training", example=10, least=0
     )
+    validation: float = setting(
+        0.0,
+        "Part of every client's samples that is held out and never trained on. Searches choose by it.",
+        group="Training",
+        example=0.1,
+        least=0,
+        below=1,
+    )
+    evaluate_on: str = setting(
+        "global",
+        "What is evaluated: global (test and validation data), or clients (also every client's held-out samples: mean, "
+        "worst tenth, spread, and the gain of a few local steps).",
+        group="Training",
+        example="clients",
+        choices=("global", "clients"),
+    )
     metrics: Sequence[str] = setting(
         (),
-        "More measurements at every evaluation. All are costly: train (loss and accuracy on all training data), "
+        "More measurements at every evaluation, most of them costly: train (loss and accuracy on all training data), "
         "gradient_norm, consistency and drift of local models, tracking (error of control variates), qp (GradMA).",
         group="Training",
         example=["train", "drift"],
@@ -183,6 +209,11 @@ class Settings:
                 f"local_steps = {self.local_steps} is not allowed beside local_epochs = {self.local_epochs}; "
                 "give one of them"
             )
+        if self.evaluate_on == "clients" and not self.validation:
+            raise ValueError(
+                "evaluate_on = 'clients' is not allowed with validation = 0; it uses the held-out part of every client, "
+                "for example validation = 0.2"
+            )
         if self.local_steps is None and self.local_epochs is None:
             object.__setattr__(self, "local_steps", LOCAL_STEPS)
 
@@ -232,6 +263,10 @@ class Settings:
             )
         if algo.facts.uniform and self.weights != "uniform":
             raise ValueError(f"weights = {self.weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
+        if remote and self.validation:
+            raise ValueError(
+                f"validation = {self.validation} is not allowed with clients on other machines; their data stay there"
+            )
         if self.metrics:
             from fedkeel.engine.metrics import check_defined
 
@@ -256,7 +291,9 @@ class Settings:
             raise refuse("min_clients", self.min_clients, f"at most the cohort, {self.largest_cohort(N)}")
 
     def check_decay(self, algo: Algorithm) -> None:
-        """Raises if the learning rate of the last round is too small to change anything."""
+        """Raises if the learning rate of the last round is too small to change anything, or if a schedule is of no use."""
+        if self.lr_schedule is not None and algo.at(1, 0.5) == algo:
+            raise ValueError(f"lr_schedule is not allowed with {algo.name}; it chooses its step sizes itself")
         try:
             algo.at(self.rounds - 1, self.lr_decay)
         except ValueError as error:
@@ -305,6 +342,9 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         return _cohort(value)
     if isinstance(field.default, tuple):
         return _names(field, value)
+    if field.name == "lr_schedule":
+        check_schedule(value)
+        return value
     if field.name == "device":  # torch itself says whether there is such a device
         if isinstance(value, bool) or not (
             value is None or isinstance(value, str | int) or type(value).__name__ == "device"
@@ -333,6 +373,8 @@ def _names(field: dataclasses.Field[Any], value: Any) -> list[str]:
     for name in value:
         if field.metadata["choices"] and name not in field.metadata["choices"]:
             raise ValueError(f"{field.name}: unknown name {name!r}{nearest(name, field.metadata['choices'])}")
+    if field.name == "metrics":
+        return [name for name in value if name != "accuracy"]  # every evaluation has it
     return list(value)
 
 
@@ -378,6 +420,13 @@ def check_store(store: str) -> None:
 def check_loss(loss: object) -> None:
     if loss is not None and not callable(loss):
         raise refuse("loss", loss, "a function loss(output, target), or None for cross-entropy")
+
+
+def check_step(step: object, loss: object) -> None:
+    if step is not None and not callable(step):
+        raise refuse("step", step, "a function step(model, batch) that returns the loss, or None")
+    if step is not None and loss is not None:
+        raise ValueError("step is not allowed beside loss; a step computes the loss itself")
 
 
 def check_out(out: object, resume: bool) -> None:

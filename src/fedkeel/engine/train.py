@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ from torch import Tensor, nn
 from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.core.device import named_devices
 from fedkeel.core.flat import FlatModel, copy_of, set_memory_format
-from fedkeel.core.steps import Loss, check_one_number
+from fedkeel.core.steps import Loss, Step, check_one_number
 from fedkeel.data.federation import Federation
+from fedkeel.engine.callbacks import Callback, check_callbacks
 from fedkeel.engine.evaluation import evaluating
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
 from fedkeel.engine.machine import keep_freed_memory
+from fedkeel.engine.own_metrics import own_metrics, separate
 from fedkeel.engine.result import Run
 from fedkeel.engine.runners.runner import EngineChoice, Remote
-from fedkeel.engine.settings import Settings, check_loss, check_out, check_store
+from fedkeel.engine.settings import Settings, check_loss, check_out, check_step, check_store
 from fedkeel.errors import describe, refuse
 
 Progress = bool | Callable[[dict[str, Any]], None]  # a bar on the screen, or a function that gets every row of the history
@@ -104,8 +107,10 @@ def train(
     local_epochs: int | None = Settings.local_epochs,
     batch_size: int | str | None = Settings.batch_size,
     loss: Callable[[Any, Tensor], Tensor] | None = None,
+    step: Step | None = None,
     weight_decay: float = Settings.weight_decay,
     lr_decay: float = Settings.lr_decay,
+    lr_schedule: str | Callable[[int], float] | None = Settings.lr_schedule,
     clip: float | None = Settings.clip,
     weights: str = Settings.weights,
     seed: int = Settings.seed,
@@ -124,7 +129,10 @@ def train(
     timeout: float | None = Settings.timeout,
     ray_address: str = Settings.ray_address,
     store: str = "auto",
-    metrics: Sequence[str] = Settings.metrics,
+    validation: float = Settings.validation,
+    evaluate_on: str = Settings.evaluate_on,
+    metrics: Sequence[Any] = Settings.metrics,
+    callbacks: Sequence[Callback] = (),
     config: dict[str, Any] | None = None,
     remote: Remote | None = None,
 ) -> Run:
@@ -137,7 +145,10 @@ def train(
     local_epochs: passes of a client over its data in a round. If you give local_steps too, local_steps is used.
     batch_size: samples of a step; "all" or None takes all local data in every step.
     loss: loss(output, target) -> mean over the batch; cross-entropy by default.
-    lr_decay: the local learning rate of round t is lr * lr_decay ** t.  clip: largest norm of a corrected direction.
+    step: step(model, batch) -> loss, instead of `loss`. A batch is the pair (x, y), or what your own data sets yield.
+    lr_decay: the local learning rate of round t is lr * lr_decay ** t.
+    lr_schedule: "cosine", "step:30,60", "warmup:5", "warmup:5+cosine", or a function of t that returns a factor of lr.
+    clip: largest norm of a corrected direction.
     weights: "uniform", or "samples" to weigh clients by their number of samples.
     engine: auto, sequential, vectorized, compiled, processes or ray; see docs/engines.md.
     devices: several GPUs of this machine, each of which runs clients: ["cuda:0", "cuda:1"], or "all"; see docs/gpu.md.
@@ -149,7 +160,13 @@ def train(
     timeout: seconds per client, for worker processes.
     ray_address: for engine="ray": "local" starts Ray on this machine, "auto" joins the cluster that runs here, or host:port.
     store: where client memory is kept: "auto" is in memory, or in `out` if you give one; "disk" is a temporary file.
-    metrics: more measurements at every evaluation: train, gradient_norm, consistency, drift, tracking, qp (costly).
+    validation: part of every client's samples that is held out and never trained on; the history gets val_loss and
+        val_accuracy, and run.best is the model of the best round.
+    evaluate_on: "clients" also evaluates every client's held-out samples: mean, worst tenth, spread, and the gain of a few
+        local steps.
+    metrics: more measurements at every evaluation: train, gradient_norm, consistency, drift, tracking, qp (costly);
+        functions of (model, fed) that return {name: number}; objects of torchmetrics.
+    callbacks: functions of (row, state), called after every round; see docs/training.md.
     config: what `out` records as the run's config; by default these settings.
     remote: clients on other machines; then `fed` holds their sizes and the test data only (fedkeel.deploy).
 
@@ -158,6 +175,7 @@ def train(
     """
     if not isinstance(fed, Federation):
         raise ValueError(f"fed: expected a Federation (see Federation.from_arrays), not {type(fed).__name__}")
+    names, objects = separate(metrics)
     settings = Settings(
         rounds=rounds,
         cohort=cohort,
@@ -166,11 +184,14 @@ def train(
         batch_size=batch_size,
         weight_decay=weight_decay,
         lr_decay=lr_decay,
+        lr_schedule=lr_schedule,
         clip=clip,
         weights=weights,
         seed=seed,
         evaluate_every=evaluate_every,
-        metrics=metrics,
+        validation=validation,
+        evaluate_on=evaluate_on,
+        metrics=names,
         engine=engine,
         device=device,
         devices=devices,
@@ -182,6 +203,8 @@ def train(
         min_clients=min_clients,
     )
     check_loss(loss)
+    check_step(step, loss)
+    callbacks = check_callbacks(callbacks)
     check_out(out, resume)
     check_store(store)
     algo = make(algorithm) if isinstance(algorithm, str) else algorithm
@@ -191,9 +214,28 @@ def train(
     if config is None:
         how_long = {name: getattr(settings, name) for name in ("rounds", "evaluate_every", "min_clients")}
         exact = settings.identity() | {"local_epochs": settings.local_epochs, "batch_size": settings.batch_size}
+        exact |= {"validation": settings.validation, "evaluate_on": settings.evaluate_on}
+        if settings.lr_schedule is not None:
+            exact["lr_schedule"] = settings.lr_schedule if isinstance(settings.lr_schedule, str) else "a Python function"
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **how_long, **exact}  # type: ignore[call-overload]
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
-    return train_checked(model, fed, algo, settings, config, loss, dtype, out, resume, progress, store, remote)
+    own = OwnCode(loss, step, objects, callbacks)
+    return train_checked(
+        model, fed, algo, settings, config, own, dtype, out, resume, progress, store, remote, returns_partial=True
+    )
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """The functions and objects of the user that a run calls."""
+
+    loss: Loss | None = None  # None: cross-entropy
+    step: Step | None = None
+    metrics: Sequence[Any] = ()  # functions of (model, fed), and objects of torchmetrics
+    callbacks: Sequence[Callback] = ()
+
+
+NO_CODE = OwnCode()
 
 
 def train_checked(
@@ -202,15 +244,19 @@ def train_checked(
     algo: Algorithm,
     settings: Settings,
     config: dict[str, Any],
-    loss: Callable[[Any, Tensor], Tensor] | None = None,
+    own: OwnCode = NO_CODE,
     dtype: torch.dtype | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: Progress = True,
     store: str = "auto",
     remote: Remote | None = None,
+    returns_partial: bool = False,
 ) -> Run:
-    """As `train`, for settings that `Settings.check_with` has checked. What is left to check needs the model."""
+    """As `train`, for settings that `Settings.check_with` has checked. What is left to check needs the model.
+
+    returns_partial: Ctrl-C returns the run so far, if a round is complete.
+    """
     if torch.is_inference_mode_enabled():
         raise ValueError("train: inside torch.inference_mode() nothing can be trained; call it outside")
     keep_freed_memory()
@@ -220,34 +266,39 @@ def train_checked(
     if algo.facts.needs:
         from fedkeel.core.features import check_inside
 
+        if own.step is not None:
+            raise ValueError(f"step is not allowed with {algo.name}; it looks into the model, so give loss= instead")
         check_inside(flat.module, algo.facts.needs, algo.name)
     if remote is None:
-        check_fit(flat, fed, (fed.x, fed.y), loss)
+        check_fit(flat, fed, (fed.x, fed.y), own)
     if fed.test is not None:
-        check_fit(flat, fed, fed.test, loss, where="test: ")
+        check_fit(flat, fed, fed.test, own, where="test: ")
     ray = {"address": settings.ray_address, "device": settings.device}
     runner = EngineChoice(settings.engine, settings.workers, settings.timeout, ray, remote, devices)
-    goal = objective(flat, loss, settings.weight_decay, settings.clip, settings.precision)
+    goal = objective(flat, own.loss, settings.weight_decay, settings.clip, settings.precision, own.step)
     folder = Path(out) if out else None
-    trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, resume, store, config, settings.metrics)
+    measured = (settings.metrics, own_metrics(own.metrics, flat.device), own.callbacks, returns_partial)
+    trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, resume, store, config, *measured)
     if callable(progress):
         return trainer.fit(progress)
     if not progress:
         return trainer.fit(lambda row: None)
-    from fedkeel.engine.progress import RoundBar
+    from fedkeel.engine.progress import progress_bar
 
-    with RoundBar(algo.name, settings.rounds) as bar:
+    with progress_bar(algo.name, settings.rounds) as bar:
         return trainer.fit(bar)
 
 
 # Do model, data and loss fit together? -----------------------------------------------------------------------------
 
 
-def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], loss: Loss | None, where: str = "") -> None:
+def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], own: OwnCode, where: str = "") -> None:
     """Raises if the model does not take the data, or has no output for some label. With a loss of the user's: raises if the
     loss does not take output and target. where: the start of the message."""
-    labels = data[1]
+    labels, loss = data[1], own.loss
     x, y = model.cast(data[0][:2], fed.prepare), labels[:2].to(model.device)
+    if own.step is not None:
+        return _check_step(own.step, model, (x, model.cast(y)), where)
     try:
         with torch.enable_grad(), evaluating(model.module):  # in training mode, BatchNorm may refuse so few samples
             output = model.module(x)
@@ -271,6 +322,16 @@ def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], lo
         )
 
 
+def _check_step(step: Step, model: FlatModel, batch: Any, where: str) -> None:
+    """Raises if the user's step fails on two samples, or does not return one number that depends on the parameters."""
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]), evaluating(model.module):
+            value = step(model.module, batch)
+    except Exception as error:
+        raise ValueError(f"{where}step: it fails on a batch of two samples: {describe(error)}") from error
+    _check_value(value, f"{where}step")
+
+
 def _check_loss(loss: Loss, output: Any, target: Tensor, where: str) -> None:
     """Raises if the loss does not return one number that depends on the output. An exception inside of it is ignored: it may
     need more than the two samples of this check."""
@@ -285,8 +346,12 @@ def _check_loss(loss: Loss, output: Any, target: Tensor, where: str) -> None:
             value = loss(output, target)
     except Exception:
         return
+    _check_value(value, f"{where}loss")
+
+
+def _check_value(value: Any, what: str) -> None:
     if not isinstance(value, Tensor):
-        raise ValueError(f"{where}loss: it returns a {type(value).__name__}; it must be a tensor, the mean over the batch")
+        raise ValueError(f"{what}: it returns a {type(value).__name__}; it must be a tensor, the mean over the batch")
     check_one_number(value)
     if not value.requires_grad:
-        raise ValueError(f"{where}loss: it does not depend on the trained parameters; is it detached somewhere?")
+        raise ValueError(f"{what}: it does not depend on the trained parameters; is it detached somewhere?")

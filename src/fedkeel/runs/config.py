@@ -154,8 +154,8 @@ class RunConfig(Settings):
         object.__setattr__(self, "_given", frozenset(values))
         for name, field in SETTINGS.items():
             object.__setattr__(self, name, values[name] if name in values else default_of(field))
-        # `train` also takes lists of clients and torch's devices. A file cannot hold them.
-        for name, kinds in (("cohort", (int, float)), ("device", (str,))):
+        # `train` also takes lists of clients, torch's devices and functions. A file cannot hold them.
+        for name, kinds in (("cohort", (int, float)), ("device", (str,)), ("lr_schedule", (str, type(None)))):
             if not isinstance(value := getattr(self, name), kinds) or isinstance(value, bool):
                 raise refuse(name, value, allowed(SETTINGS[name]))
         _check_hyperparameters(self.hyperparameters)

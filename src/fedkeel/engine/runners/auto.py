@@ -112,7 +112,7 @@ def _try_vectorized(work: ClientWork, store: Store, exchange: Exchange) -> float
     """Seconds per local step of all clients at once; None if the model cannot run like that."""
     from fedkeel.engine.runners.vectorized import Vectorized, cannot_vectorize
 
-    if cannot_vectorize(work.objective.model.module) is not None:
+    if work.objective.step is not None or cannot_vectorize(work.objective.model.module) is not None:
         return None
     try:
         runner = Vectorized(work, store)

@@ -29,6 +29,8 @@ class Vectorized:
     def __init__(self, work: ClientWork, store: Store, compiled: bool = False) -> None:
         model = work.objective.model
         reason = "its normalisation layers stay with the clients" if model.private else cannot_vectorize(model.module)
+        if work.objective.step is not None:
+            reason = "step= computes one batch of one client"
         if work.objective.precision is not None:
             reason = f"with precision = {work.objective.precision!r} it would round differently"
         if reason:
@@ -114,7 +116,7 @@ class Vectorized:
         steps.seeds = lambda: [seeding.method_seed(work.seed, exchange.t, client) for client in ids]
         down = at_border("sent record", exchange.down, model.device)
         check_device("client record", mem, model.device)
-        up, new = getattr(work.algo.at(exchange.t, work.lr_decay), exchange.stage)(down, mem, steps)
+        up, new = getattr(work.method_at(exchange.t, exchange.lr_factor), exchange.stage)(down, mem, steps)
         check_device("upload", up, model.device)
         check_device("new client record", new, model.device)
         losses = torch.stack(steps.losses).double().mean(0) if steps.losses else torch.full((len(ids),), torch.nan)

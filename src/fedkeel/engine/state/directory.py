@@ -27,7 +27,9 @@ from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import form
 from fedkeel.engine.machine import made_with
+from fedkeel.engine.model_file import LAYERS, MODEL, write_model
 from fedkeel.engine.result import Run
+from fedkeel.engine.schedule import schedule_identity
 from fedkeel.engine.settings import Settings, alike
 from fedkeel.engine.state import store
 from fedkeel.errors import StorageError
@@ -38,14 +40,13 @@ HISTORY = "metrics.jsonl"  # one row per round
 CHECKPOINT = "checkpoint.safetensors"
 CHECKPOINT_FORMAT = "fedkeel-checkpoint-1"
 # Settings that checkpoints of version 0.1.0 lack, and what such a run had in their place.
-ADDED = {"memory_format": "contiguous", "precision": None}
+ADDED = {"memory_format": "contiguous", "precision": None, "lr_schedule": None, "validation": 0.0}
 CLIENTS = store.FILE  # client memory
-MODEL = "model.safetensors"  # the final weights
 SUMMARY = "summary.json"  # written last: it makes a run complete
 ERROR = "error.txt"  # why a run of a study has failed
 STATE = (CHECKPOINT, CLIENTS)  # what a run resumes from
-RESULTS = (CONFIG, HISTORY, MODEL, SUMMARY)
-HEAVY = (*STATE, MODEL)  # large files that the tables and figures of a study do not need
+RESULTS = (CONFIG, HISTORY, MODEL, LAYERS, SUMMARY)
+HEAVY = (*STATE, MODEL, LAYERS)  # large files that the tables and figures of a study do not need
 FILES = (*STATE, *RESULTS, ERROR)
 # Settings that say how to carry a run out, not what it computes. They may change when the run resumes.
 HOW = ("data_dir", "engine", "workers", "timeout", "ray_address", "min_clients")
@@ -57,12 +58,14 @@ def holds_run(path: Path) -> bool:
 
 
 def summary(path: Path, rounds: int) -> dict[str, Any] | None:
-    """The summary of a run with this number of rounds; None if the run in the directory is not complete."""
+    """The summary of a run with this number of rounds, or of one that a callback stopped before; None if the run in the
+    directory is not complete."""
     try:
         found = json.loads((path / SUMMARY).read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.get("rounds") == rounds else None
+    done = isinstance(found, dict) and (found.get("rounds") == rounds or bool(found.get("stopped")))
+    return found if done else None
 
 
 def forget_failure(path: Path) -> None:
@@ -144,8 +147,7 @@ class RunDirectory:
 
     def end(self, run: Run, data: str | None) -> None:
         """Writes model and summary. data: the fingerprint of the data and their split."""
-        weights = {name: z.detach().cpu().contiguous().clone() for name, z in run.model.state_dict().items()}
-        write_atomically(self.path / MODEL, save(weights))
+        write_model(run.model, self.path)
         about = run.summary() | {"data": data, "made_with": made_with()}
         write_atomically(self.path / SUMMARY, json.dumps(about, indent=2).encode())
 
@@ -201,7 +203,8 @@ def run_identity(
     initial: the record of a new client.  t: the next round.  data, frozen: fingerprints of data and frozen parameters.
     """
     how = {"dtype": str(model.dtype), "memory_format": model.memory_format, "precision": settings.precision}
-    kept = settings.identity() | how
+    kept = settings.identity() | how | {"validation": settings.validation}
+    kept["lr_schedule"] = schedule_identity(settings.lr_schedule, settings.rounds, t)
     if isinstance(kept["cohort"], Sequence):  # a list of clients per round: later rounds may still change
         past = [list(ids) for ids in kept["cohort"]][:t]
         kept["cohort"] = hashlib.sha256(repr(past).encode()).hexdigest()
