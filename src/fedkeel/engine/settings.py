@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
-METRICS = ("accuracy", "train", "gradient_norm", "consistency", "drift", "tracking", "qp")  # engine/metrics.py measures them
+METRICS = ("train", "gradient_norm", "consistency", "drift", "tracking", "qp")  # engine/metrics.py measures them
 NEED_UPLOADS = {"consistency", "drift", "qp"}  # metrics that look at the uploads one by one
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # nothing can stop a client of these engines
 
@@ -141,7 +141,7 @@ class Settings:
         "gradient_norm, consistency and drift of local models, tracking (error of control variates), qp (GradMA).",
         group="Training",
         example=["train", "drift"],
-        choices=METRICS,
+        choices=("accuracy", *METRICS),
         allowed=f"a list of names: {', '.join(METRICS)}",
     )
     engine: str = setting(
