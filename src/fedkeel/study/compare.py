@@ -110,19 +110,13 @@ def reproduce(
 
     >>> study = reproduce("gradma/tab1", cases=["mnist"], scale="small")
     """
-    file, runs = recipe_file(name, scale, cases if isinstance(cases, str) else ",".join(cases), over)
+    file = choose_cases(recipes.read(name, scale).file, cases if isinstance(cases, str) else ",".join(cases))
+    file |= {"sweep": file.get("sweep", {}) | dict(over)} if over else {}
     options, more = _options(settings)
     file = with_options(file, more, algorithms=",".join(methods), seeds=seeds, target=target, changes=changes)
     others = [*changes, *(f"{axis}={values}" for axis, values in (over or {}).items())]
     file = tell_changes(file, more | {"seeds": seeds, "target": target}, others)
     return _run(Study.read(file), NAMES_ONLY, out, jobs=jobs, fresh=fresh, progress=progress, **options)
-
-
-def recipe_file(name: str, scale: str, cases: str, over: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
-    """(the content of a recipe, the recipe whose directory has the runs). cases: words joined by commas."""
-    recipe = recipes.read(name, scale)
-    file = choose_cases(recipe.file, cases)
-    return (file | {"sweep": file.get("sweep", {}) | dict(over)} if over else file), recipe.runs
 
 
 def _study(
