@@ -8,7 +8,7 @@ import pytest
 from fedkeel.engine.state import directory
 from fedkeel.runs.saved_config import saved_config
 
-TINY = "--clients 5 --rounds 2 --local-steps 1 --model logistic --engine sequential".split()
+TINY = ["--clients", "5", "--rounds", "2", "--local-steps", "1", "--model", "logistic", "--engine", "sequential"]
 
 
 def test_a_method_without_an_option(fedkeel):
@@ -93,8 +93,7 @@ def test_a_study_can_be_deployed_by_naming_its_method(fedkeel):
     code, _, err = fedkeel("deploy", "init", "app", "--from", "s")
     assert code == 2
     assert "which method? the study has fedavg, scaffold; for example --method " in err
-    code, out, _ = fedkeel("deploy", "init", "app", "--from", "s", "--method", "scaffold")
-    assert code == 0
+    assert fedkeel("deploy", "init", "app", "--from", "s", "--method", "scaffold")[0] == 0
     text = Path("app/pyproject.toml").read_text()
     assert 'algorithm = "scaffold"' in text
     assert "lr = 0.5" in text

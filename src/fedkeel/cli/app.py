@@ -117,10 +117,11 @@ def _method_in_place_of_a_file(study: Path) -> str | None:
     from fedkeel.core.algorithm import algorithms, spelled
     from fedkeel.errors import nearest
 
+    known = algorithms()  # imports the methods of other packages, too, whose spelling is then known
     name = spelled(str(study))
-    if ":" in name or name in algorithms():
+    if ":" in name or name in known:
         return name
-    raise ValueError(f"study: {str(study)!r} is neither a file nor a method{nearest(name.lower(), algorithms())}")
+    raise ValueError(f"study: {str(study)!r} is neither a file nor a method{nearest(name.lower(), known)}")
 
 
 def _free_directory(config: RunConfig, fresh: bool) -> Path:
@@ -180,11 +181,12 @@ def _train(
     if directory.holds_run(out) and not fresh:
         from fedkeel.runs.saved_config import difference, differences
 
-        if not differences(out, config).keys() <= set(changed):
+        different = difference(out, config)
+        if different and not differences(out, config).keys() <= set(changed):
             task(config)  # if a setting is wrong by itself, its message helps more
             longer = f", or fedkeel resume {shlex.quote(str(out))} --rounds {config.rounds} for more rounds"
             only_rounds = set(differences(out, config)) == {"rounds"}
-            raise ValueError(f"{difference(out, config)}; {OTHER}{longer * only_rounds}")
+            raise ValueError(f"{different}; {OTHER}{longer * only_rounds}")
         if found := directory.summary(out, config.rounds):
             typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
             return _print_summary(found, out)

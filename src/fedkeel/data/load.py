@@ -25,11 +25,10 @@ def load(name: str, data_dir: str | Path | None = None, augment: str | None = No
     """
     if not isinstance(name, str):
         raise ValueError(f"data: expected a name, not {type(name).__name__}")
-    name = next((known for known in names() if known.lower() == name.lower()), name)
-    if name in packaged():
-        data = _from_package(name)
-    elif name == "digits":
+    if name.lower() == "digits":
         data = digits()
+    elif (name := next((known for known in names() if known.lower() == name.lower()), name)) in packaged():
+        data = _from_package(name)
     elif name in names():
         from fedkeel.data.named_sets import load_named
 
