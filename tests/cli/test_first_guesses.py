@@ -80,6 +80,7 @@ def test_resume_extends_a_run(fedkeel):
     assert "has 4 rounds already" in err
 
 
+@pytest.mark.slow
 def test_a_study_is_extended_by_rounds_seeds_and_methods(fedkeel):
     words = ["compare", *TINY[:-2], "--engine", "sequential", "--out", "s"]
     assert fedkeel(*words, "--algorithms", "fedavg", "--seeds", "1")[0] == 0

@@ -53,6 +53,7 @@ def fedkeel(package: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, cwd=package, env=place, check=False)
 
 
+@pytest.mark.slow
 def test_entry_points_announce_methods_and_data_sets(package):
     words = ["--clients", "3", "--rounds", "1", "--model", "logistic", "--out", "x", "--engine", "sequential"]
     done = fedkeel(package, "run", "their-avg", "--data", "blobs", *words)

@@ -74,8 +74,8 @@ def run(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of the run; default runs/DATA-ALGORITHM-seedSEED, and the settings that differ if that directory "
-            "holds another run. [dim]E.g. --out runs/x[/dim]",
+            help="Directory of the run; default runs/DATA-ALGORITHM-seedSEED. If that directory holds another run, the "
+            "settings that differ are added to its name. [dim]E.g. --out runs/x[/dim]",
             show_default=False,
         ),
     ] = None,
