@@ -249,7 +249,7 @@ KINDS: dict[str, type[Participation]] = {
 
 
 def participation(name: str, **options: Any) -> Participation:
-    """Who takes part in a round: uniform, bernoulli, weighted, cyclic, markov, by_label or trace; see docs/conditions.md.
+    """Who takes part in a round: uniform, bernoulli, weighted, cyclic, markov, by_label or trace; see docs/participation.md.
 
     >>> participation("markov", on=0.2, off=0.1)
     """

@@ -75,7 +75,7 @@ class Settings:
     participation: str | None = setting(
         None,
         "Who is there: uniform (default), bernoulli, weighted, cyclic, markov, by_label or trace, with options such as "
-        "markov:on=0.2,off=0.1; docs/conditions.md lists them. `cohort` then is the largest round.",
+        "markov:on=0.2,off=0.1; docs/participation.md lists them. `cohort` then is the largest round.",
         group="Conditions",
         example="markov:on=0.2,off=0.1",
         allowed="a text such as 'markov:on=0.2,off=0.1'",

@@ -135,7 +135,7 @@ def train(
     The defaults are those of the command line: 100 rounds of 10 clients, 10 local steps with 20 samples each.
 
     cohort: the clients of a round: a count, a fraction (float), or the client ids of every round.
-    participation: who is there, e.g. fedkeel.participation("markov", on=0.2, off=0.1); see docs/conditions.md.
+    participation: who is there, e.g. fedkeel.participation("markov", on=0.2, off=0.1); see docs/participation.md.
     local_steps: mini-batch steps of a client in a round.
     local_epochs: passes of a client over its data in a round. If you give local_steps too, local_steps is used.
     batch_size: samples of a step; "all" or None takes all local data in every step.
