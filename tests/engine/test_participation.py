@@ -238,7 +238,9 @@ def test_what_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:
             fk.participation("trace", file=str(written(tmp_path, lines, head)))
     fed = fk.Federation.from_arrays([(np.zeros((2, 3)), np.zeros((2, 1)))])
     with pytest.raises(ValueError, match="one class number per sample"):
-        fk.train(torch.nn.Linear(3, 1), fed, "fedavg", participation="by_label", cohort=1, progress=False)
+        fk.train(
+            torch.nn.Linear(3, 1), fed, "fedavg", participation="by_label", cohort=1, loss=torch.nn.MSELoss(), progress=False
+        )
     with pytest.raises(ValueError, match="the server does not know their labels"):
         Settings(participation="by_label").check_with(fk.algorithm("fedavg"), 20, remote=True)
     name = next(name for name in fk.algorithms() if full_only(name))
