@@ -112,7 +112,7 @@ class Trainer:
         seen = self.N if self.algo.warms_up() else min(self.N, settings.rounds * self.S)
         path = None if self.directory is None else self.directory.store
         self.store = engine.remote.store if engine.remote else open_store(self.initial, seen, self.S, path, store == "disk")
-        self.folding = Folding(self.algo, self.store)
+        self.folding = Folding(self.algo, model.layers, self.store)
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
         self._saved, self._cost = time.monotonic(), 0.0
