@@ -103,7 +103,7 @@ def method(step: Callable[[Server, Up, Round], Tensor]) -> Algorithm:
     return Changed()
 
 
-STEPS: dict[str, Callable[[Server, Up, Round], Tensor]] = {
+SERVER_HOOKS: dict[str, Callable[[Server, Up, Round], Tensor]] = {
     "median": lambda s, up, r: up.dx.median(0).values,
     "norms": lambda s, up, r: r.avg(up.dx) / up.dx.norm(dim=1).max(),
     "weights of its own": lambda s, up, r: r.avg(up.dx * r.K[:, None].to(up.dx.dtype)),
@@ -116,10 +116,10 @@ STEPS: dict[str, Callable[[Server, Up, Round], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", SERVER_HOOKS)
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
 def test_what_sums_cannot_give_is_given_by_kept_uploads(engine: str, step: str, summed: Callable[[], None]) -> None:
-    algo = method(STEPS[step])
+    algo = method(SERVER_HOOKS[step])
     kept = train(algo, rounds=4)
     summed()
     same(kept, train(algo, engine, rounds=4, workers=2))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import STEPS, Algorithm
+from fedkeel.core.algorithm import SERVER_HOOKS, Algorithm
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import Record, small_layers, trial_upload
 from fedkeel.core.round import Round
@@ -138,7 +138,7 @@ def _asked_in(method: Algorithm, stage: str, layers: Layers, t: int, last: bool)
     roles = [name for name in method.draw(np.random.default_rng(0), [0]) if name != "K"]
     drawn = SimpleNamespace(**dict.fromkeys(roles, one))
     r = SumsOnlyRound(t, 1, torch.zeros(1, dtype=torch.int64), one, one, one, drawn, last, total)
-    getattr(method, STEPS[stage])(server, sealed(like), r)
+    getattr(method, SERVER_HOOKS[stage])(server, sealed(like), r)
     return asked
 
 
