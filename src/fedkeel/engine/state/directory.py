@@ -219,7 +219,7 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collecti
     for part, ours in now.items():
         theirs = then.get(part)
         if part == "settings" and isinstance(theirs, dict):
-            theirs = ADDED | theirs
+            theirs = {key: value for key, value in ADDED.items() if key in ours} | theirs
         if part in ("settings", "algorithm") and isinstance(theirs, dict):
             key = next((key for key in ours if not alike(key, theirs.get(key), ours[key])), None)
             if key is not None:
