@@ -24,6 +24,7 @@ _PUBLIC = {
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
     "load": "fedkeel.data.load:load",
+    "participation": "fedkeel.engine.participation:participation",
     "reproduce": "fedkeel.study.compare:reproduce",
     "resume": "fedkeel.runs.from_config:resume",
     "sweep": "fedkeel.study.compare:sweep",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fedkeel.data.readers.csv_table import from_csv
     from fedkeel.data.readers.hub import from_hub
     from fedkeel.data.readers.picture_folder import from_folder
+    from fedkeel.engine.participation import participation
     from fedkeel.engine.result import Run
     from fedkeel.engine.train import train
     from fedkeel.errors import RoundError

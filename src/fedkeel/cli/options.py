@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from fedkeel.runs.config import SETTINGS, RunConfig, hyperparameters_from, literal
+from fedkeel.runs.config import SETTINGS, RunConfig, hyperparameters_from
+from fedkeel.wording import literal
 
 NAMES = [name for name in SETTINGS if name != "hyperparameters"]
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # so that the list of methods is known without torch, for `fe
     from fedkeel.core.steps import Steps
 
 # The exchanges of a run, in their order: the hook of the clients, and the hook of the server for their uploads.
-STEPS = {"warmup": "warmup_server", "survey": "survey_server", "client": "server"}
+SERVER_HOOKS = {"warmup": "warmup_server", "survey": "survey_server", "client": "server"}
 HOOKS = {"warms_up": "warmup", "surveys": "survey"}  # which hook announces an optional exchange
 # What a method may be good for: the groups of `fedkeel algorithms`, in their order there.
 PROBLEMS = {
@@ -205,7 +205,7 @@ def _check_hooks(name: str, cls: type[Algorithm]) -> None:
             raise TypeError(f"{name}: it defines {former}, which is now called {hook}; rename it")
     for says, stage in HOOKS.items():
         if getattr(cls, says) is not getattr(Algorithm, says):
-            missing = [hook for hook in (stage, STEPS[stage]) if not hasattr(cls, hook)]
+            missing = [hook for hook in (stage, SERVER_HOOKS[stage]) if not hasattr(cls, hook)]
             if missing:
                 raise TypeError(f"{name}: it defines {says}, so it must define {' and '.join(missing)}, too")
 
@@ -223,7 +223,7 @@ def received(cls: type[Algorithm], hook: str) -> type | None:
 
 def _check_received(name: str, cls: type[Algorithm], sends: Sequence[str]) -> None:
     """The type of `down` has exactly the fields that are sent. A type checker then finds the use of any other field."""
-    for hook in STEPS:
+    for hook in SERVER_HOOKS:
         kind = received(cls, hook) if hasattr(cls, hook) else None
         if kind is not None and set(kind._fields) != set(sends):  # type: ignore[attr-defined]
             has = " ".join(kind._fields)  # type: ignore[attr-defined]

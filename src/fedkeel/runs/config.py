@@ -17,6 +17,7 @@ from fedkeel.core.hyperparameters import allowed
 from fedkeel.engine.settings import LOCAL_STEPS, Settings, setting
 from fedkeel.errors import nearest, refuse
 from fedkeel.files import read_toml
+from fedkeel.wording import literal
 
 PRETRAINED = "hf:"  # the name of a model that is loaded with its weights starts with this
 PYTHON = "python:"  # the name of a model or of data that are Python objects starts with this
@@ -261,19 +262,6 @@ def read(path: str | Path) -> RunConfig:
 
 
 # Values that the command line gives as text ---------------------------------------------------------------------------
-
-
-def literal(text: str) -> Any:
-    """The number, true, false or none that a text spells; any other text unchanged."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):  # "10" and "0.1" differ: a count and a fraction
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 
 def hyperparameters_from(algorithm: str, given: Iterable[str]) -> dict[str, Any]:
