@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from fedkeel.core.algorithm import STEPS, Algorithm, Plan, lookup, make, received
+from fedkeel.core.algorithm import SERVER_HOOKS, Algorithm, Plan, lookup, make, received
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import down_record, trial_upload
 from fedkeel.core.round import Round
@@ -68,7 +68,14 @@ def full_only(name: str) -> bool:
 
 
 def train(method: str | Algorithm, fed: Federation, model: Any, **settings: Any) -> Run:
-    usual = {"rounds": 3, "cohort": 3, "engine": "sequential", "progress": False, "batch_size": 8, "local_steps": 3}
+    usual: dict[str, Any] = {
+        "rounds": 3,
+        "cohort": 3,
+        "engine": "sequential",
+        "progress": False,
+        "batch_size": 8,
+        "local_steps": 3,
+    }
     if full_only(method if isinstance(method, str) else method.name):
         settings["cohort"] = len(fed)
     return train_run(model, fed, method, **(usual | settings))
@@ -286,7 +293,7 @@ def declaration_is_complete(name: str) -> None:
     demand("x" in server._fields, "the server record has no field x, the global model")
     demand(set(facts.sends) <= set(server._fields), "sends names a field that the server record does not have")
     demand(set(facts.owns) <= set(server._fields), "owns names a field that the server record does not have")
-    for hook in [hook for hook in STEPS if hasattr(cls, hook)]:
+    for hook in [hook for hook in SERVER_HOOKS if hasattr(cls, hook)]:
         kind: Any = received(cls, hook)
         demand(kind is not None, f"{hook} does not annotate what it receives, down: Down")
         demand(set(kind._fields) == set(facts.sends), f"the type of down of {hook} has other fields than sends")
