@@ -12,11 +12,11 @@ from fedkeel.laws import method_laws
 GOOD = Path(fk.__file__).with_name("methods").joinpath("fedavgm.py").read_text().replace('"fedavgm"', '"theirs"')
 # What goes wrong -> (a line of the method, the line with the fault, a law that finds it, a word of the answer)
 FAULTS = {
-    "clients change what they receive": (
-        "        w = steps.copy(down.x)\n",
-        "        w = steps.copy(down.x)\n        down.x.add_(1)\n",
+    "the server changes uploads": (
+        "r.avg(up.dx)",
+        "r.avg(up.dx.mul_(2))",
         "inputs do not change, records keep their form (float32)",
-        "changed what it was sent",
+        "server changed the uploads",
     ),
     "exact is claimed": ("exact=False", "exact=True", None, "away from the minimiser"),
     "no paper": (

@@ -264,7 +264,7 @@ def check(
         str, typer.Argument(metavar="METHOD", help="A name, or package.module:Class. [dim]E.g. mine.methods:FedMine[/dim]")
     ],
 ) -> None:
-    """Apply the laws that every method here obeys to a method, also of another package. Takes a minute.
+    """Apply the laws that every method here obeys to a method, also of another package. It takes some seconds.
 
     Hyper-parameters are options: values with which 100 rounds reach a fixed point, for the law about the minimiser.
     """
