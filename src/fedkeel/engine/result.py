@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import OrdinaryOrder
+from fedkeel.engine.attendance import Attendance
 from fedkeel.engine.best_round import BestRound
 from fedkeel.engine.machine import peak_memory
 from fedkeel.engine.state.store import Store
@@ -138,6 +139,20 @@ class Run:
         clients = {client: z for client in self.clients if (z := self.clients[client]) is not None}
         state = {name: value for name, value in vars(self).items() if name != "best"}
         return state | {"clients": KeptClients(clients, len(self.clients))}
+
+    @property
+    def attendance(self) -> DataFrame:
+        """One line per client: in how many rounds it came, their share, its last round and the age of its record.
+
+        Only runs with `participation` write down who came (participation="uniform" changes nothing else).
+        """
+        if not self.history or "came" not in self.history[0]:
+            raise ValueError(
+                "attendance: this run did not write down who came; train with participation='uniform' or another"
+            )
+        found = Attendance(len(self.clients))
+        found.replay(self.history)
+        return found.frame(len(self.history))
 
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole run, as in summary.json."""
