@@ -21,6 +21,7 @@ _PUBLIC = {
     "algorithm": "fedkeel.core.algorithm:make",
     "algorithms": "fedkeel.core.algorithm:algorithms",
     "check": "fedkeel.laws.method_laws:check",
+    "choose": "fedkeel.study.choose:choose",
     "compare": "fedkeel.study.compare:compare",
     "from_csv": "fedkeel.data.readers.csv_table:from_csv",
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from fedkeel.errors import RoundError
     from fedkeel.laws.method_laws import check
     from fedkeel.runs.from_config import resume
+    from fedkeel.study.choose import choose
     from fedkeel.study.compare import compare, reproduce, sweep
     from fedkeel.study.study_result import StudyResult
 

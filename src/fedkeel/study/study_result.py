@@ -87,6 +87,17 @@ class StudyResult:
         method: Algorithm = config.method
         return method
 
+    @property
+    def best_name(self) -> str:
+        """The name of the best method, as in the table."""
+        return self._best_branch().branch.name
+
+    @property
+    def answer(self) -> str:
+        """Of `fk.choose`: which method to run, in sentences, and the commands that run it. "" for other studies."""
+        choice = self.results.get("choice")
+        return "" if choice is None else "\n".join([*choice["answer"], *choice["commands"]])
+
     def _best_branch(self) -> BranchResult:
         """Validation data decide if there are some; otherwise test data do."""
         score = self.results["compared_by"]
@@ -132,6 +143,8 @@ class StudyResult:
         return path
 
     def __repr__(self) -> str:
+        if self.answer:
+            return self.answer
         score = self.results["compared_by"]
         lines = []
         for row in self.results["rows"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from fedkeel.study.running.plan import BranchResult
 from fedkeel.study.running.reading import read_study
 from fedkeel.study.study import Study
 from fedkeel.wording import file_name
+
+CHOICE = "choice.json"  # the answer of `fedkeel choose`
 
 
 def report(path: str | Path, formats: Sequence[str] = ()) -> Path:
@@ -50,6 +53,7 @@ def results_of(path: Path) -> dict[str, Any]:
                 "move it here, too, or run the study again"
             )
         results = collect(study, read_study(study, store), origin.get("command", ""))
+        results |= {"choice": json.loads((path / CHOICE).read_text())} if (path / CHOICE).exists() else {}
         return results | {"partitions": shown_splits(study, origin.get("partitions", {}))}
     if (path / "config.toml").exists():
         return _single(path)

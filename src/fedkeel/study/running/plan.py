@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fedkeel.runs.from_config as from_config
 from fedkeel.engine.state import directory
@@ -116,6 +116,7 @@ class StudyPlan:
     fresh: bool = False
     trackers: dict[str, str] = field(default_factory=dict)
     objects: PythonObjects = NAMES_ONLY
+    has_test: ClassVar[bool] = True  # Do the runs see the test samples?
 
     def branch_runs(self, group: Sequence[Branch], chosen_before: Values | None = None) -> Waves:
         """The runs of branches that share a search, wave by wave.

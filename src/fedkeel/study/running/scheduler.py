@@ -19,6 +19,7 @@ Ctrl-C stops all runs; the same command continues them. Only an error of the dis
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable
@@ -62,7 +63,22 @@ def run_branches(
     if objects and ray is not None:
         raise ValueError("ray is not allowed with Python objects: its nodes load data and models by their names")
     plan = StudyPlan(study, store, fresh, trackers or {}, objects)
-    with StudyBar(*size(study), progress) as bar:
+    return run_plan(plan, *size(study), jobs=jobs, ray=ray, progress=progress, begin=begin)
+
+
+def run_plan(
+    plan: StudyPlan,
+    runs: int,
+    rounds: int,
+    *,
+    jobs: int | None = None,
+    ray: str | None = None,
+    progress: bool = True,
+    begin: Callable[[], None] = lambda: None,
+) -> list[BranchResult]:
+    """As `run_branches`. runs, rounds: how many the plan has in all, for the progress bar."""
+    store, fresh = plan.store, plan.fresh
+    with StudyBar(runs, rounds, progress) as bar:
         pool = make_pool(cores() if jobs is None else jobs, ray, bar.row, bar.refresh)
         scheduler = Scheduler(plan, pool, bar, loads_data=ray is None)
         try:
@@ -94,7 +110,7 @@ class Scheduler:
         self.pool, self.bar, self.loads_data = pool, bar, loads_data
         self.groups: list[Waves] = [plan.branch_runs(group) for group in plan.study.groups()]
         self.results: list[list[BranchResult]] = [[] for _ in self.groups]
-        self.data = StudyData(plan.objects)
+        self.data = StudyData(plan.objects, plan.has_test)
         self.waves: dict[StudyRun, Wave] = {}  # run that has not ended -> its wave
         self.queue: list[tuple[int, int, StudyRun]] = []  # a heap of (turn, number, run): runs that wait for a place
         self.numbers = itertools.count()  # Runs of the same turn start in the order of the study.
@@ -213,8 +229,9 @@ class StudyData:
 
     KEEP = 3
 
-    def __init__(self, objects: PythonObjects = NAMES_ONLY) -> None:
-        self.objects = objects
+    def __init__(self, objects: PythonObjects = NAMES_ONLY, has_test: bool = True) -> None:
+        """has_test: False removes the test samples, so that no decision can depend on them."""
+        self.objects, self.has_test = objects, has_test
         self.loaded: dict[Key, Federation] = {}
         self.fingerprints: dict[Key, str] = {}  # of what was loaded
         self.complete: dict[Key, tuple[str, str]] = {}  # name and data fingerprint of a complete run with this key
@@ -234,7 +251,7 @@ class StudyData:
             fed = self.objects.fed or from_config.federation(config, self.load(config))
             if fed.test is None and not self.objects:
                 raise ValueError(f"data: {config.data} has no test samples, so methods cannot be compared by their accuracy")
-            self.loaded[key] = fed
+            self.loaded[key] = fed if self.has_test else dataclasses.replace(fed, test=None)
         self._check_same(key, config)
         return self.loaded[key]
 

@@ -1,0 +1,138 @@
+"""The answer of `choose`: which method, which others cannot be told from it, what each costs, and the commands to run it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeel.runs.config import PYTHON, SETTINGS, RunConfig, default_of
+from fedkeel.study.choosing.budget import Budget
+from fedkeel.study.choosing.candidates import Cost
+from fedkeel.study.choosing.tuning import Space
+from fedkeel.study.results.numbers import Row, better_is_less, robust_width
+from fedkeel.study.results.significance import ALPHA, indistinguishable
+from fedkeel.study.running.plan import BranchResult
+from fedkeel.wording import amount, value_text
+
+HOW = ("data_dir", "engine", "device", "devices", "workers", "timeout", "ray_address", "min_clients")
+
+
+def candidate_row(found: BranchResult, space: Space, cost: Cost, budget: Budget) -> Row:
+    """What the tuning of a candidate came to."""
+    chosen = next((trial for trial in found.trials if trial["chosen"]), None)
+    first = str(budget.unit)
+    points = [
+        (trial[space.step], trial["scores"].get(first))
+        for trial in found.trials
+        if space.step and all(trial["point"][key] == values[0] for key, values in space.choices.items())
+    ]
+    width = None
+    scored = [(value, score) for value, score in points if score is not None]
+    if len(scored) > 2 and min(score for _, score in scored) >= 0:  # A share of the best needs accuracies.
+        width = robust_width(scored)
+    return {
+        "method": found.branch.method,
+        "values": found.chosen,
+        "score": None if chosen is None else chosen["score"],
+        "trials": len(found.trials),
+        "rounds": sum(trial["rounds"] for trial in found.trials),
+        "edge": "" if chosen is None else _edge(chosen, found.trials, space),
+        "steps": sorted(points),
+        "width": None if width is None else {"decades": width[0], "open": width[1]},
+        "floats_per_round": cost.floats,
+        "memory": cost.memory,
+        "gradients": cost.gradients,
+    }
+
+
+def _edge(chosen: Row, trials: Sequence[Row], space: Space) -> str:
+    """A sentence if the chosen step size is the least or the largest that was tried."""
+    if not space.step:
+        return ""
+    tried, k = [trial["point"]["step"] for trial in trials], chosen["point"]["step"]
+    if min(tried) < k < max(tried):
+        return ""
+    which = "smallest" if k == min(tried) else "largest"
+    why = "the limit of sense" if k in space.allowed else "the budget allowed no more trials"
+    return f"{space.step} {value_text(chosen[space.step])} is the {which} that was tried ({why})"
+
+
+def settings_text(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value_text(z, key)}" for key, z in values.items())
+
+
+def sentences(results: Mapping[str, Any], best: str, candidates: Sequence[Row], budget: Budget) -> list[str]:
+    """The answer, for somebody who has never heard of these methods."""
+    rows = {row["name"]: row for row in results["rows"]}
+    score = results["compared_by"]
+    less, points = better_is_less(score), score.endswith("accuracy")
+    values = {one["method"]: one["values"] for one in candidates}
+    tested = "final_accuracy" if rows[best].get("final_accuracy") is not None else "final_test_loss"
+    shown = tested if rows[best].get(tested) is not None else score
+    said = settings_text(values[best])
+    found = [f"Run {best}{f' ({said})' if said else ''}: {_number(rows[best], shown)} {_words(shown)}."]
+    alike = [name for name in indistinguishable(best, results["differences"]) if name in rows]
+    if alike:
+        found.append(f"Not distinguishable from it: {', '.join(alike)}.")
+    for row in results["differences"]:
+        if best in (row["method"], row["other"]) and row["p"] < ALPHA:
+            other = row["other"] if row["method"] == best else row["method"]
+            sign = (1 if row["method"] == best else -1) * (-1 if less else 1)
+            low, high = sorted((sign * row["low"], sign * row["high"]))
+            scale, unit, form = (100, " points", ".1f") if points else (1, "", ".3g")
+            size = f"{abs(row['difference']) * scale:{form}}{unit} ({low * scale:{form}} to {high * scale:{form}})"
+            side = "Worse" if sign * row["difference"] > 0 else "Better on average"
+            found.append(f"{side}: {other} by {size}, p = {row['p']:.2g}.")
+    found.append(
+        f"The choice was made on validation data ({_words(score)}, {budget.seeds} seeds). The test data were used for the "
+        "table alone."
+    )
+    if results["significance"]:
+        found.append(results["significance"])
+    spent = sorted({one["rounds"] for one in candidates})
+    same = f"{spent[-1]} rounds" if len(spent) == 1 else f"up to {spent[-1]} rounds (a trial that fails ends early)"
+    found.append(f"Each of the {len(candidates)} candidates was tuned with {same}.")
+    found += [f"{one['method']}: {one['edge']}." for one in candidates if one["edge"] and one["method"] in rows]
+    found += [_cost(rows[one["method"]], one) for one in candidates if one["method"] in rows]
+    return found
+
+
+def _words(score: str) -> str:
+    return score.removeprefix("final_").replace("val_", "validation ").replace("_", " ").replace("accuracy", "accuracy")
+
+
+def _number(row: Row, score: str) -> str:
+    mean, deviation = row[score], row.get(f"{score}_std")
+    return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
+
+
+def _cost(row: Row, candidate: Row) -> str:
+    """What a finalist costs one client."""
+    memory = f"{amount(4 * candidate['memory'])}B of memory" if candidate["memory"] else "no memory"
+    parts = [f"{amount(4 * candidate['floats_per_round'])}B a round", f"{candidate['gradients']} gradient(s) a step", memory]
+    parts += [] if row.get("seconds") is None else [f"{row['seconds']:.1f} s a run"]
+    if row.get("floats_to_target") is not None:
+        parts.append(f"{amount(4 * row['floats_to_target'])}B in {row['rounds_to_target']:.1f} rounds to the target")
+    width = candidate["width"]
+    if width is not None:
+        least = "at least " * width["open"]
+        parts.append(f"within 5 % of its best over {least}{width['decades']:.2g} decades of its step size")
+    return f"{row['name']} costs a client {', '.join(parts)}."
+
+
+def commands(config: RunConfig, method: str, out: Path | None) -> list[str]:
+    """The commands that train and deploy the choice."""
+    if config.data.startswith(PYTHON) or config.model.startswith(PYTHON):
+        words = "".join(f", {key}={z!r}" for key, z in config.hyperparameters.items())
+        return [f"fk.train(model, fed, fk.algorithm({config.algorithm!r}{words}), rounds={config.rounds})"]
+    line = ["fedkeel", "run"]
+    for key, value in config.given.items():
+        if key in (*HOW, "hyperparameters", "evaluate_every") or value is None or value == default_of(SETTINGS[key]):
+            continue
+        line += [f"--{key.replace('_', '-')}", ",".join(value) if isinstance(value, list) else str(value)]
+    for key, value in config.hyperparameters.items():
+        line += [f"--{key.replace('_', '-')}", str(value)]
+    deploy = ["fedkeel", "deploy", "init", "app", "--from", str(out), "--method", method]
+    return [shlex.join(line), *([] if out is None else [shlex.join(deploy)])]
