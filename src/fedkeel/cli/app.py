@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fedkeel
+from fedkeel.cli.choose import choose
 from fedkeel.cli.options import TaskCommand, merged, task_options
-from fedkeel.cli.studies import Fresh, Json, MLflow, TensorBoard, Wandb, add_commands
+from fedkeel.cli.studies import TASK, Fresh, Json, MLflow, TensorBoard, Wandb, add_commands
 from fedkeel.errors import RoundError, StorageError
 from fedkeel.wording import amount
 
@@ -234,6 +235,7 @@ def _print_summary(found: dict[str, Any], out: Path) -> None:
 
 
 add_commands(app)
+app.command(cls=TaskCommand)(task_options(TASK)(choose))
 
 
 @app.command()

@@ -18,14 +18,14 @@ from fedkeel.engine.machine import cores
 from fedkeel.files import guarded, write_atomically
 from fedkeel.runs import from_config
 from fedkeel.study.choosing.answer import candidate_row, commands, sentences
-from fedkeel.study.choosing.budget import Budget, divide, read_budget
+from fedkeel.study.choosing.budget import divide, read_budget
 from fedkeel.study.choosing.candidates import Constraints, cost_of, planned, why_excluded
 from fedkeel.study.choosing.tuning import SEED, Space, TuningPlan, import_optuna, space_of, write_journal
 from fedkeel.study.compare import Methods, check_jobs, run_study
 from fedkeel.study.python_objects import PythonObjects, method_tables, separated
+from fedkeel.study.report.write import CHOICE, write_report
 from fedkeel.study.results.collect import write
 from fedkeel.study.results.numbers import finite
-from fedkeel.study.report.write import CHOICE, write_report
 from fedkeel.study.running.plan import BranchResult
 from fedkeel.study.running.scheduler import run_plan
 from fedkeel.study.study import Study
@@ -181,7 +181,9 @@ class _Task:
         probe = Study.read({**file, "methods": {YARDSTICK: {}}, "seeds": 1})
         self.config = probe.branches[0].at({}, probe.branches[0].seeds[0], probe.resplit)
         if not self.config.validation:
-            raise ValueError("validation = 0 is not allowed; choose decides by validation data, for example validation = 0.2")
+            raise ValueError(
+                "validation = 0 is not allowed; choose decides by validation data, for example validation = 0.2"
+            )
         self.fed = objects.fed or from_config.federation(self.config)
         if objects.model is None:
             make, self.fed = from_config.task(self.config, self.fed)

@@ -23,11 +23,10 @@ def candidate_row(found: BranchResult, space: Space, cost: Cost, budget: Budget)
     """What the tuning of a candidate came to."""
     chosen = next((trial for trial in found.trials if trial["chosen"]), None)
     first = str(budget.unit)
-    points = [
-        (trial[space.step], trial["scores"].get(first))
-        for trial in found.trials
-        if space.step and all(trial["point"][key] == values[0] for key, values in space.choices.items())
-    ]
+    usual = {key: values[0] for key, values in space.choices.items()}
+    alone = [trial for trial in found.trials if space.step and trial["seed"] == found.branch.seeds[0]]
+    alone = [trial for trial in alone if trial["point"] == {"step": trial["point"]["step"]} | usual]
+    points = [(trial[space.step], trial["scores"].get(first)) for trial in alone]  # only the step size differs
     width = None
     scored = [(value, score) for value, score in points if score is not None]
     if len(scored) > 2 and min(score for _, score in scored) >= 0:  # A share of the best needs accuracies.
@@ -100,7 +99,7 @@ def sentences(results: Mapping[str, Any], best: str, candidates: Sequence[Row], 
 
 
 def _words(score: str) -> str:
-    return score.removeprefix("final_").replace("val_", "validation ").replace("_", " ").replace("accuracy", "accuracy")
+    return score.removeprefix("final_").replace("val_", "validation ").replace("_", " ")
 
 
 def _number(row: Row, score: str) -> str:
@@ -108,10 +107,14 @@ def _number(row: Row, score: str) -> str:
     return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
 
 
+def _gradients(count: int) -> str:
+    return f"{count} gradient{'s' * (count != 1)} a step"
+
+
 def _cost(row: Row, candidate: Row) -> str:
     """What a finalist costs one client."""
     memory = f"{amount(4 * candidate['memory'])}B of memory" if candidate["memory"] else "no memory"
-    parts = [f"{amount(4 * candidate['floats_per_round'])}B a round", f"{candidate['gradients']} gradient(s) a step", memory]
+    parts = [f"{amount(4 * candidate['floats_per_round'])}B a round", _gradients(candidate["gradients"]), memory]
     parts += [] if row.get("seconds") is None else [f"{row['seconds']:.1f} s a run"]
     if row.get("floats_to_target") is not None:
         parts.append(f"{amount(4 * row['floats_to_target'])}B in {row['rounds_to_target']:.1f} rounds to the target")

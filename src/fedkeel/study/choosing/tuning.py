@@ -121,7 +121,7 @@ class TuningPlan(StudyPlan):
         search = proposals(space, budget.explore, first, branch.method)
         wave = next(search, None)
         while wave is not None:
-            new = []
+            new: list[Trial] = []
             for point in wave:
                 values = space.values(point)
                 again = sum(one.values == values for one in trials + new)  # the same values with another seed
@@ -198,9 +198,7 @@ def _told(trial: Trial, chosen: bool) -> Row:
 # Which values to try ---
 
 
-def proposals(
-    space: Space, count: int, seed: int, name: str
-) -> Generator[list[dict[str, Any]], list[float], None]:
+def proposals(space: Space, count: int, seed: int, name: str) -> Generator[list[dict[str, Any]], list[float], None]:
     """Points to try, wave by wave, `count` in all. Send the costs of a wave (inf: failed) to get the next one.
 
     First step sizes a decade apart, farther while the best one is at an edge; then half steps beside the best one. The
@@ -268,7 +266,13 @@ def _tell(sampler: Any, space: Space, points: list[dict[str, Any]], costs: list[
 def _ask(sampler: Any, space: Space, near: int, count: int) -> list[dict[str, Any]]:
     low, high = max(space.allowed[0], near - DECADE), min(space.allowed[1], near + DECADE)
     asked = [sampler.ask(_distributions(space, low, high)) for _ in range(count)]
-    points = [dict(one.params) for one in asked]
+    points: list[dict[str, Any]] = []
+    known = [one.params for one in sampler.trials if one.state.name != "RUNNING" and one.params]
+    for one in asked:  # A point that was tried already becomes its nearest neighbour that was not.
+        point = dict(one.params)
+        nearby = sorted(range(low, high + 1), key=lambda k, at=point: abs(k - at["step"])) if space.step else []
+        free = [point | {"step": k} for k in nearby if point | {"step": k} not in known + points]
+        points.append(free[0] if free else point)
     for one in asked:  # `_tell` adds it again, with its score.
         sampler.tell(one, state=import_optuna().trial.TrialState.FAIL)
     return points
@@ -297,7 +301,9 @@ def write_journal(found: list[BranchResult], spaces: Mapping[str, Space], path: 
         study = optuna.create_study(storage=storage, study_name=one.branch.method, direction="maximize")
         for trial in one.trials:
             scores = {int(rounds): z for rounds, z in trial["scores"].items() if z is not None}
-            state = states.FAIL if trial["score"] is None else states.COMPLETE if trial["rounds"] == longest else states.PRUNED
+            state = (
+                states.FAIL if trial["score"] is None else states.COMPLETE if trial["rounds"] == longest else states.PRUNED
+            )
             study.add_trial(
                 optuna.trial.create_trial(
                     state=state,
