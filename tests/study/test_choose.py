@@ -1,0 +1,273 @@
+"""`choose`: problems with a known answer, equal budgets counted from the run directories, the same answer after a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from torch import nn
+
+import fedkeel as fk
+from fedkeel.study.choosing.budget import divide, read_budget
+from fedkeel.study.choosing.tuning import Space, proposals
+from fedkeel.study.python_objects import NAMES_ONLY
+from fedkeel.study.results.significance import ALPHA, paired_differences
+
+SHORT = {"rounds": 8, "local_steps": 2, "clients": 6, "cohort": 3, "engine": "sequential", "progress": False, "jobs": 1}
+METHODS = ["fedavg", "scaffold", "fedadam"]
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory):
+    out = tmp_path_factory.mktemp("choose") / "c"
+    return fk.choose("logistic", "digits", methods=METHODS, budget=18, seeds=2, out=out, **SHORT)
+
+
+def rounds_on_disk(out):
+    """Rounds that each candidate trained, counted from the lines of the histories."""
+    folders = [path for path in (out / "tuning").iterdir() if path.is_dir()]
+    return {one.name: sum(len(z.read_text().splitlines()) for z in one.rglob("metrics.jsonl")) for one in folders}
+
+
+def test_every_candidate_spends_the_same_number_of_rounds(chosen):
+    spent = rounds_on_disk(chosen.out)
+    assert set(spent) == set(METHODS)
+    assert len(set(spent.values())) == 1
+    shown = chosen.results["choice"]["budget"]["tuning rounds of each candidate"]
+    assert set(spent.values()) == {shown}
+    assert f"tuned with {shown} rounds" in chosen.answer
+
+
+def test_trials_never_see_the_test_data(chosen):
+    rows = [json.loads(z) for path in (chosen.out / "tuning").rglob("metrics.jsonl") for z in path.read_text().splitlines()]
+    assert any(row.get("val_accuracy") is not None for row in rows)
+    assert all(row.get("test_accuracy") is None for row in rows)
+
+
+def test_the_answer_names_the_method_with_the_best_validation_score(chosen):
+    table = chosen.table.set_index("name" if "name" in chosen.table else "method")
+    assert chosen.best.name == table.final_val_accuracy.idxmax()
+    assert chosen.answer.startswith(f"Run {chosen.best.name} (lr {chosen.best.lr:g}")
+    assert f"fedkeel run --clients 6 --model logistic --algorithm {chosen.best.name}" in chosen.answer
+    assert "fedkeel deploy init app --from" in chosen.answer
+    assert "With 2 seeds p cannot go below 0.5" in chosen.answer
+    assert chosen.answer.splitlines()[0] in (chosen.out / "report.html").read_text()
+
+
+def test_a_second_call_reads_the_answer(chosen):
+    written = {path: path.stat().st_mtime_ns for path in chosen.out.rglob("metrics.jsonl")}
+    again = fk.choose("logistic", "digits", methods=METHODS, budget=18, seeds=2, out=chosen.out, **SHORT)
+    assert {path: path.stat().st_mtime_ns for path in chosen.out.rglob("metrics.jsonl")} == written
+    assert _without_seconds(again) == _without_seconds(chosen)
+
+
+def _without_seconds(study):
+    return [line.partition(" costs a client")[0] for line in study.answer.splitlines()]
+
+
+def test_optuna_can_read_the_trials(chosen):
+    optuna = pytest.importorskip("optuna")
+    backend = optuna.storages.journal.JournalFileBackend(str(chosen.out / "tuning" / "trials.journal"))
+    storage = optuna.storages.JournalStorage(backend)
+    assert set(optuna.get_all_study_names(storage)) == set(METHODS)
+    states = [one.state.name for one in optuna.load_study(study_name="scaffold", storage=storage).trials]
+    assert "PRUNED" in states
+    assert "COMPLETE" in states
+
+
+@pytest.mark.parametrize(
+    ("limits", "gone", "why"),
+    [
+        ({"stateless": True}, "scaffold", "keep"),
+        ({"floats_per_round": 1300}, "scaffold", "sends 2,600 floats"),
+        ({"memory_per_client": 100}, "scaffold", "keeps 650 floats"),
+        ({"secure_sums": True}, "fednova", "single uploads"),
+        ({"gradients_per_step": 1}, "fedsam", "2 gradients"),
+    ],
+)
+def test_constraints_exclude_methods_with_a_reason(limits, gone, why):
+    from fedkeel.study.choose import _Task
+    from fedkeel.study.choosing.candidates import Constraints
+
+    task = _Task({"model": "logistic", "validation": 0.2, "clients": 6, "cohort": 3}, NAMES_ONLY)
+    found, excluded = task.candidates({"fedavg": {}, gone: {}}, Constraints.read(limits))
+    assert list(found) == ["fedavg"]
+    assert why in excluded[gone]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": "soon"}, "budget = 'soon' is not allowed"),
+        ({"budget": 3}, "must be at least"),
+        ({"constraints": {"statless": True}}, "did you mean stateless"),
+        ({"methods": ["fedavg"]}, "at least two candidates"),
+        ({"seeds": 1}, "seeds = 1 is not allowed"),
+        ({"validation": 0.0}, "validation = 0 is not allowed"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_work(change, message, tmp_path):
+    given = {"methods": METHODS, "budget": 18, "out": tmp_path / "c"} | SHORT | change
+    with pytest.raises(ValueError, match=message):
+        fk.choose("logistic", "digits", **given)
+    assert not (tmp_path / "c").exists()
+
+
+def test_the_command(fedkeel):
+    words = "choose --model logistic --clients 6 --cohort 3 --rounds 4 --local-steps 1 --engine sequential --jobs 1"
+    code, out, _ = fedkeel(*words.split(), "--algorithms", "fedavg,scaffold", "--budget", "10runs", "--seeds", "2")
+    assert code == 0
+    assert out.startswith("Run ")
+    code, _, err = fedkeel("choose", "--budget", "soon")
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
+# Budgets and proposals ---
+
+
+@pytest.mark.parametrize("runs", [40, 100, 1000])
+@pytest.mark.parametrize("candidates", [2, 5, 20])
+@pytest.mark.parametrize("rounds", [20, 100])
+def test_a_budget_is_never_exceeded(runs, candidates, rounds):
+    found = divide(runs, rounds, candidates)
+    assert found.finalists * found.seeds * rounds + candidates * found.tuning <= runs * rounds
+    assert found.finalists * found.seeds <= runs / 2
+    assert found.explore >= 3
+    assert all(length <= rounds for _, length in found.longer)
+    # Every stage keeps at most as many trials as the one before it.
+    counts = [found.explore, *(count for count, _ in found.longer)]
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_forms_of_a_budget():
+    assert read_budget(100) == read_budget("100runs") == (100, None)
+    assert read_budget("60min") == read_budget("1h") == (None, 3600)
+
+
+def tried(cost, count=10, allowed=(-16, 16)):
+    """The exponents that a search tries for a cost of the exponent, in their order."""
+    search = proposals(Space("lr", 0.1, allowed), count, 0, "fedavg")
+    points = []
+    wave = next(search)
+    while True:
+        points += [point["step"] for point in wave]
+        try:
+            wave = search.send([cost(point["step"]) for point in wave])
+        except StopIteration:
+            return points
+
+
+@pytest.mark.parametrize("best", [-11, 0, 13])
+def test_a_grid_grows_until_its_best_value_is_inside(best):
+    found = tried(lambda k: abs(k - best))
+    assert min(found) < best < max(found)
+    assert best in tried(lambda k: abs(k - best), count=16)
+    assert tried(lambda k: abs(k - best)) == found  # the same proposals again
+
+
+def test_a_grid_stops_at_the_limit_of_sense_and_shrinks_after_failures():
+    assert max(tried(lambda k: -k, allowed=(-16, 8))) == 8
+    assert min(tried(lambda k: math.inf, count=6)) == -16
+
+
+# Known answers ---
+
+
+def quadratics(equal, seed=0, clients=6, d=4):
+    """Linear regression without noise. Clients differ in inputs and solutions, unless they are equal."""
+    rng = np.random.default_rng(seed)
+    shared = rng.normal(size=d)
+    pairs = []
+    for _ in range(clients):
+        scales = np.ones(d) if equal else np.exp(rng.normal(size=d))
+        x = rng.normal(size=(200, d)) * scales
+        w = shared if equal else shared + 3 * rng.normal(size=d)
+        pairs.append((x.astype("float32"), (x @ w + (rng.normal(size=200) if equal else 0)).astype("float32")[:, None]))
+    return fk.Federation.from_arrays(pairs)
+
+
+def line():
+    return nn.Linear(4, 1, bias=False)
+
+
+@pytest.mark.slow
+def test_on_quadratics_an_exact_method_wins():
+    found = fk.choose(
+        line,
+        quadratics(equal=False),
+        methods=["fedavg", "fedprox", "scaffold"],
+        budget=60,
+        rounds=40,
+        cohort=6,
+        local_steps=10,
+        batch_size="all",
+        loss=nn.functional.mse_loss,
+        engine="sequential",
+        progress=False,
+    )
+    assert found.best.name == "scaffold"
+    assert "Worse: fedavg" in found.answer
+
+
+@pytest.mark.slow
+def test_equal_clients_are_not_distinguishable():
+    found = fk.choose(
+        line,
+        quadratics(equal=True),
+        methods=["fedavg", "scaffold", "fedprox"],
+        budget=60,
+        rounds=40,
+        cohort=6,
+        local_steps=5,
+        loss=nn.functional.mse_loss,
+        engine="sequential",
+        progress=False,
+    )
+    assert "Not distinguishable" in found.answer
+    assert "Worse: fedavg" not in found.answer
+
+
+@pytest.mark.slow
+def test_identical_methods_are_rarely_called_different():
+    rng = np.random.default_rng(0)
+    claims = 0
+    for _ in range(200):
+        split = rng.normal(size=8)  # what all methods share for a seed
+        scores = {name: dict(enumerate(split + 0.1 * rng.normal(size=8))) for name in "abcd"}
+        claims += any(row["p"] < ALPHA for row in paired_differences(scores))
+    assert claims <= 0.05 * 200 + 3 * math.sqrt(200 * 0.05 * 0.95)
+
+
+CODE = """
+import sys, fedkeel as fk
+fk.choose("logistic", "digits", methods=["fedavg", "scaffold"], budget=24, rounds=24, local_steps=3, clients=6, cohort=3,
+    engine="sequential", progress=False, jobs=1, seeds=2, out=sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_and_again_gives_the_same_answer(tmp_path):
+    def start(out):
+        return subprocess.Popen([sys.executable, "-c", CODE, str(out)], env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    assert start(tmp_path / "whole").wait(200) == 0
+    histories = len(list((tmp_path / "whole").rglob("metrics.jsonl")))
+    for share in (0.2, 0.6):  # killed during the tuning, twice
+        process = start(tmp_path / "killed")
+        while len(list((tmp_path / "killed").rglob("metrics.jsonl"))) < share * histories and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "killed" / "choice.json").exists()
+    assert start(tmp_path / "killed").wait(200) == 0
+    whole, killed = (json.loads((tmp_path / name / "choice.json").read_text()) for name in ("whole", "killed"))
+    assert killed["candidates"] == whole["candidates"]
+    assert killed["best"] == whole["best"]
+    assert rounds_on_disk(tmp_path / "killed") == rounds_on_disk(tmp_path / "whole")
