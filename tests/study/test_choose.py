@@ -55,7 +55,7 @@ def test_the_answer_names_the_method_with_the_best_validation_score(chosen):
     table = chosen.table.set_index("name" if "name" in chosen.table else "method")
     assert chosen.best.name == table.final_val_accuracy.idxmax()
     assert chosen.answer.startswith(f"Run {chosen.best.name} (lr {chosen.best.lr:g}")
-    assert f"fedkeel run --clients 6 --model logistic --algorithm {chosen.best.name}" in chosen.answer
+    assert f"fedkeel run --data digits --clients 6 --model logistic --algorithm {chosen.best.name}" in chosen.answer
     assert "fedkeel deploy init app --from" in chosen.answer
     assert "With 2 seeds p cannot go below 0.5" in chosen.answer
     assert chosen.answer.splitlines()[0] in (chosen.out / "report.html").read_text()

@@ -132,7 +132,9 @@ def commands(config: RunConfig, method: str, out: Path | None) -> list[str]:
         return [f"fk.train(model, fed, fk.algorithm({config.algorithm!r}{words}), rounds={config.rounds})"]
     line = ["fedkeel", "run"]
     for key, value in config.given.items():
-        if key in (*HOW, "hyperparameters", "evaluate_every") or value is None or value == default_of(SETTINGS[key]):
+        if key in (*HOW, "hyperparameters", "evaluate_every") or value is None:
+            continue
+        if value == default_of(SETTINGS[key]) and key not in ("algorithm", "data"):
             continue
         line += [f"--{key.replace('_', '-')}", ",".join(value) if isinstance(value, list) else str(value)]
     for key, value in config.hyperparameters.items():
