@@ -12,7 +12,6 @@ import time
 
 import numpy as np
 import pytest
-from torch import nn
 
 import fedkeel as fk
 from fedkeel.study.choosing.budget import divide, read_budget
@@ -177,61 +176,7 @@ def test_a_grid_stops_at_the_limit_of_sense_and_shrinks_after_failures():
     assert min(tried(lambda k: math.inf, count=6)) == -16
 
 
-# Known answers ---
-
-
-def quadratics(equal, seed=0, clients=6, d=4):
-    """Linear regression without noise. Clients differ in inputs and solutions, unless they are equal."""
-    rng = np.random.default_rng(seed)
-    shared = rng.normal(size=d)
-    pairs = []
-    for _ in range(clients):
-        scales = np.ones(d) if equal else np.exp(rng.normal(size=d))
-        x = rng.normal(size=(200, d)) * scales
-        w = shared if equal else shared + 3 * rng.normal(size=d)
-        pairs.append((x.astype("float32"), (x @ w + (rng.normal(size=200) if equal else 0)).astype("float32")[:, None]))
-    return fk.Federation.from_arrays(pairs)
-
-
-def line():
-    return nn.Linear(4, 1, bias=False)
-
-
-@pytest.mark.slow
-def test_on_quadratics_an_exact_method_wins():
-    found = fk.choose(
-        line,
-        quadratics(equal=False),
-        methods=["fedavg", "fedprox", "scaffold"],
-        budget=60,
-        rounds=40,
-        cohort=6,
-        local_steps=10,
-        batch_size="all",
-        loss=nn.functional.mse_loss,
-        engine="sequential",
-        progress=False,
-    )
-    assert found.best.name == "scaffold"
-    assert "Worse: fedavg" in found.answer
-
-
-@pytest.mark.slow
-def test_equal_clients_are_not_distinguishable():
-    found = fk.choose(
-        line,
-        quadratics(equal=True),
-        methods=["fedavg", "scaffold", "fedprox"],
-        budget=60,
-        rounds=40,
-        cohort=6,
-        local_steps=5,
-        loss=nn.functional.mse_loss,
-        engine="sequential",
-        progress=False,
-    )
-    assert "Not distinguishable" in found.answer
-    assert "Worse: fedavg" not in found.answer
+# Chance and kills ---
 
 
 @pytest.mark.slow

@@ -270,7 +270,8 @@ def _ask(sampler: Any, space: Space, near: int, count: int) -> list[dict[str, An
     known = [one.params for one in sampler.trials if one.state.name != "RUNNING" and one.params]
     for one in asked:  # A point that was tried already becomes its nearest neighbour that was not.
         point = dict(one.params)
-        nearby = sorted(range(low, high + 1), key=lambda k, at=point: abs(k - at["step"])) if space.step else []
+        steps = range(low, high + 1) if space.step else ()
+        nearby = [k for _, k in sorted((abs(k - point["step"]), k) for k in steps)]
         free = [point | {"step": k} for k in nearby if point | {"step": k} not in known + points]
         points.append(free[0] if free else point)
     for one in asked:  # `_tell` adds it again, with its score.
