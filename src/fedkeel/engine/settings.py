@@ -219,11 +219,6 @@ class Settings:
                 f"local_steps = {self.local_steps} is not allowed beside local_epochs = {self.local_epochs}; "
                 "give one of them"
             )
-        if self.evaluate_on == "clients" and not self.validation:
-            raise ValueError(
-                "evaluate_on = 'clients' is not allowed with validation = 0; it uses the held-out part of every client, "
-                "for example validation = 0.2"
-            )
         if self.local_steps is None and self.local_epochs is None:
             object.__setattr__(self, "local_steps", LOCAL_STEPS)
 
@@ -278,6 +273,11 @@ class Settings:
             )
         if algo.facts.uniform and self.weights != "uniform":
             raise ValueError(f"weights = {self.weights!r} is not allowed with {algo.name}; it is only defined for 'uniform'")
+        if self.evaluate_on == "clients" and not self.validation:
+            raise ValueError(
+                "evaluate_on = 'clients' is not allowed with validation = 0; it uses the held-out part of every client, "
+                "for example validation = 0.2"
+            )
         if remote and self.validation:
             raise ValueError(
                 f"validation = {self.validation} is not allowed with clients on other machines; their data stay there"
