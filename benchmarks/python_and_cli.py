@@ -141,7 +141,8 @@ def page() -> str:
     lines = [
         "# The command line and Python",
         "",
-        "Every option of the command line and what it is in Python, and the reverse. `make options` writes this page; a test",
+        "Every option of the command line and what it is in Python, and the reverse.",
+        "`make options` writes this page. A test",
         "compares it with the commands and the signatures. `fk` is `import fedkeel as fk`.",
         "",
     ]
