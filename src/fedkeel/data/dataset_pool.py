@@ -82,7 +82,9 @@ class DatasetPool:
                 samples.append(next(iterator))
             except StopIteration:
                 n = int(self.starts[owner + 1] - self.starts[owner])
-                raise ValueError(f"clients[{owner}]: the stream ended before sample {number}, but it should have {n}") from None
+                raise ValueError(
+                    f"clients[{owner}]: the stream ended before sample {number}, but it should have {n}"
+                ) from None
             self._open[owner] = iterator, number + 1
         while len(self._open) > OPEN:
             del self._open[next(iter(self._open))]
@@ -151,9 +153,13 @@ def _check(dataset: Any, where: str) -> None:
     if type(dataset).__name__ in ("DatasetDict", "IterableDatasetDict"):
         raise ValueError(f"{where}: {kind_of(dataset)} holds several splits; choose one, for example dataset['train']")
     if isinstance(dataset, tuple | Tensor | np.ndarray | Mapping | str):
-        raise ValueError(f"{where}: expected a data set, not {kind_of(dataset)}; pairs of arrays are for Federation.from_arrays")
+        raise ValueError(
+            f"{where}: expected a data set, not {kind_of(dataset)}; pairs of arrays are for Federation.from_arrays"
+        )
     if not is_map_style(dataset) and not hasattr(dataset, "__iter__"):
-        raise ValueError(f"{where}: expected a data set with __len__ and __getitem__, or with __iter__, not {kind_of(dataset)}")
+        raise ValueError(
+            f"{where}: expected a data set with __len__ and __getitem__, or with __iter__, not {kind_of(dataset)}"
+        )
 
 
 def _items(dataset: Any, numbers: list[int]) -> list[Any]:
@@ -188,7 +194,7 @@ def _seeded(seed: int) -> Iterator[None]:
     """Data sets draw from the global generators of torch, numpy and Python. Afterwards these are as they were."""
     kept = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         try:

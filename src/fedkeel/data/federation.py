@@ -74,7 +74,7 @@ class Federation:
         x may also be a list of strings. Every number must be finite.
         """
         if not isinstance(clients, Iterable):
-            raise ValueError(f"clients: expected a list of (x, y) pairs, not {kind_of(clients)}{_hint(clients)}")
+            raise ValueError(f"clients: expected a list of (x, y) pairs, not {kind_of(clients)}{misplaced(clients)}")
         pairs = [_pair(pair, f"clients[{i}]") for i, pair in enumerate(clients)]
         sizes = [len(y) for _, y in pairs]
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -141,7 +141,9 @@ class Federation:
         if not 0 <= client < len(self):
             raise IndexError(f"client {client} does not exist: there are {len(self)}")
         if isinstance(self.x, DatasetPool):
-            raise ValueError(f"fed[{client}]: samples of data sets are read batch by batch; fed.take({client}, rows) gives one")
+            raise ValueError(
+                f"fed[{client}]: samples of data sets are read batch by batch; fed.take({client}, rows) gives one"
+            )
         return ClientData(*self.take(client, None))
 
     def size(self, client: int) -> int:
@@ -228,7 +230,9 @@ class Dataset:
         kinds = "" if self.classes is None else f", {self.classes} classes"
         return f"Dataset({self.name}: {len(self):,} samples{tested}, {_inputs(self.x)}{kinds})"
 
-    def split(self, kind: str | Splitter = "iid", *, clients: int | None = None, seed: int = 0, **options: Any) -> Federation:
+    def split(
+        self, kind: str | Splitter = "iid", *, clients: int | None = None, seed: int = 0, **options: Any
+    ) -> Federation:
         """Splits the samples among clients: iid, quantity, dirichlet_per_class, dirichlet_per_client, beta, shards, by_key.
 
         kind: one of these names, or the owner of every sample as an array [n], or a function that returns one of these:
@@ -266,8 +270,8 @@ def _inputs(x: Any) -> str:
     return "texts" if isinstance(x, Texts) else f"{type(x.datasets[0]).__name__} as inputs"
 
 
-def _hint(value: Any) -> str:
-    """The end of a message, if the value belongs elsewhere."""
+def misplaced(value: Any) -> str:
+    """The end of a message, if the value belongs elsewhere; otherwise an empty text."""
     if type(value).__name__ == "DataLoader":
         return "; pass data sets, not loaders, to Federation.from_datasets, for example loader.dataset"
     if isinstance(value, Dataset):
@@ -276,7 +280,7 @@ def _hint(value: Any) -> str:
 
 
 def _pair(pair: Any, where: str) -> tuple[Any, Tensor]:
-    if hint := _hint(pair):
+    if hint := misplaced(pair):
         raise ValueError(f"{where}: expected a pair (x, y) of arrays, not {kind_of(pair)}{hint}")
     try:
         x, y = pair

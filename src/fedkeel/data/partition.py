@@ -56,7 +56,9 @@ def _own_split(kind: Splitter, labels: np.ndarray, clients: int | None, seed: in
     """The split that the user's array of owners describes, or what the user's function returns."""
     if callable(kind):
         rng = np.random.default_rng((int(seed), 0x5917))
-        needed = [p for p in inspect.signature(kind).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        needed = [
+            p for p in inspect.signature(kind).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
         if not 1 <= len(needed) <= 3:
             raise ValueError("split: the function must take (labels), (labels, clients) or (labels, clients, rng)")
         kind = kind(*(labels, clients, rng)[: len(needed)])

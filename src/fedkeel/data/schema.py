@@ -78,9 +78,9 @@ def _from_json(values: Any, path: Path) -> Schema:
         if name not in known:
             raise ValueError(f"schema: {path} has an unknown entry {name!r}{nearest(name, known)}")
     try:
-        made = {name: tuple(z) if isinstance(z, list) else z for name, z in values.items()}
+        made: dict[str, Any] = {name: tuple(z) if isinstance(z, list) else z for name, z in values.items()}
         made["columns"] = tuple(
-            Column(**{name: tuple(z) if isinstance(z, list) else z for name, z in column.items()})
+            Column(**(column | {"words": None if column.get("words") is None else tuple(column["words"])}))
             for column in values.get("columns", ())
         )
         return Schema(**made)

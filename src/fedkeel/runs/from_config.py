@@ -36,41 +36,18 @@ def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[],
 
 
 def _parts(config: RunConfig, fed: Federation | None) -> tuple[Callable[[], nn.Module], Federation]:
-    fed = _readable(config, fed or federation(config))
-    return _maker(config, fed), fed
+    from fedkeel.runs.named_model import named_model
 
-
-def _readable(config: RunConfig, fed: Federation) -> Federation:
-    """The federation with token ids instead of texts."""
-    from torch import Tensor
-
-    tokenizer: Any = None
+    fed, adapters = fed or federation(config), None
     if config.model.startswith(PRETRAINED):
-        from fedkeel.models.pretrained.backbone import load_tokenizer, need_extra
+        from fedkeel.models.pretrained.backbone import need_extra
 
         need_extra()
-        tokenizer = load_tokenizer(config.model.removeprefix(PRETRAINED))
-    if not isinstance(fed.x, Tensor):
-        from fedkeel.data.tokens import WordTokenizer, tokenised
+        from fedkeel.models.pretrained.classifier import Lora
 
-        return tokenised(fed, tokenizer or WordTokenizer(fed.x), config.length)
-    if tokenizer and fed.vocabulary != tokenizer.vocabulary:
-        raise ValueError(f"model: {config.model!r} reads texts, but the data {config.data!r} are not texts")
-    return fed
-
-
-def _maker(config: RunConfig, fed: Federation) -> Callable[[], nn.Module]:
-    from fedkeel.models import make_model
-
-    shape, classes, vocabulary = fed.shape, fed.classes or int(fed.y.max()) + 1, fed.vocabulary
-    if not config.model.startswith(PRETRAINED):
-        return lambda: make_model(config.model, shape, classes, vocabulary)
-    from fedkeel.models.pretrained.classifier import Lora, classifier
-
-    config = with_lora_defaults(config)
-    lora = Lora(config.lora_rank, config.lora_alpha, config.lora_targets, config.lora_layers)  # type: ignore[arg-type]
-    texts = [fed.x] + ([] if fed.test is None else [fed.test[0]])
-    return classifier(config.model.removeprefix(PRETRAINED), classes, lora, texts)
+        config = with_lora_defaults(config)
+        adapters = Lora(config.lora_rank, config.lora_alpha, config.lora_targets, config.lora_layers)  # type: ignore[arg-type]
+    return named_model(config.model, fed, config.length, adapters=adapters)
 
 
 def train(
@@ -83,6 +60,8 @@ def train(
     fed: Federation | None = None,
 ) -> Run:
     """Trains as the config says.  fresh: replace a run in `out`.  fed: the config's data, if they are loaded already."""
+    from torch.nn.functional import mse_loss
+
     from fedkeel.engine.settings import check_out
     from fedkeel.engine.state import directory
     from fedkeel.engine.train import seeded, train_checked
@@ -94,7 +73,10 @@ def train(
     model = seeded(make, config.seed)
     if out is not None and fresh:
         directory.clear(Path(out))
-    return train_checked(model, fed, config.method, config, config.as_dict(), out=out, resume=resume, progress=progress)
+    loss = mse_loss if fed.y is not None and fed.y.is_floating_point() else None  # numbers are predicted, not classes
+    return train_checked(
+        model, fed, config.method, config, config.as_dict(), loss, out=out, resume=resume, progress=progress
+    )
 
 
 def resume(path: str | Path, *, progress: bool | Callable[[dict[str, Any]], None] = True, **changes: Any) -> Run:

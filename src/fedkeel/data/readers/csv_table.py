@@ -14,7 +14,7 @@ import torch
 from fedkeel.data.arrays import held_out
 from fedkeel.data.federation import Dataset
 from fedkeel.data.readers.file_contents import broken, contents, reading
-from fedkeel.data.readers.table_columns import Table, coded, described
+from fedkeel.data.readers.table_columns import NUMERIC_SHARE, Table, coded, described
 from fedkeel.data.schema import Column, Schema, load_schema
 from fedkeel.errors import nearest, refuse
 
@@ -123,7 +123,9 @@ def from_csv(
     else:
         _check_columns(known, inputs, files[0])
     y = _targets(whole, labels, known)
-    split = held_out(np.arange(n), np.arange(n)) if len(tables) == 1 else {"x": np.arange(n), "test_x": np.arange(n, len(rows))}
+    split = (
+        held_out(np.arange(n), np.arange(n)) if len(tables) == 1 else {"x": np.arange(n), "test_x": np.arange(n, len(rows))}
+    )
     x = torch.from_numpy(coded(whole, known.columns, strict=schema is not None))
     keys = None if key is None else owners([rows[i][heading.index(key)] for i in split["x"]])
     train, held = (torch.from_numpy(split[part]) for part in ("x", "test_x"))
@@ -177,16 +179,14 @@ def _schema_of(
 
 def _question(path: Path, label: str, names: Sequence[str], rows: int) -> None:
     """Raises if the labels look like amounts, or like those of one site of several."""
-    values = _values(names)
-    if values.dtype == np.float64:
-        many = len(names) > FEW_FRACTIONS
-    else:
-        many = values.dtype == object and len(names) > max(FEW_INTEGERS, rows // 5)
-    if many:
+    numbers = [value for value in map(_value, names) if not isinstance(value, str)]
+    fractions = any(isinstance(value, float) for value in numbers)
+    many = len(numbers) > (FEW_FRACTIONS if fractions else max(FEW_INTEGERS, rows // 5))
+    if many and len(numbers) >= NUMERIC_SHARE * len(names):
         raise ValueError(
-            f"data: the column {label!r} of {path} has {len(names)} different numbers in {rows} rows. Do you want to predict "
-            "these numbers? Then pass regression=True. Are they classes? Then pass regression=False. Is another column the "
-            "label? Then pass label="
+            f"data: the column {label!r} of {path} has {len(numbers)} different numbers in {rows} rows. Do you want to "
+            "predict these numbers? Then pass regression=True. Are they classes? Then pass regression=False. Is another "
+            "column the label? Then pass label="
         )
     if len(names) == 1:
         raise ValueError(
@@ -229,7 +229,7 @@ def _targets(table: Table, labels: Sequence[str], schema: Schema) -> torch.Tenso
             i = next(i for i, cell in enumerate(labels) if not _is_finite(cell))
             path, row = table.places[i]
             raise ValueError(
-                f"data: {path} has {labels[i]!r} in row {row} of the column {schema.label!r}, where a finite number is needed"
+                f"data: {path} has {labels[i]!r} in row {row} of the column {schema.label!r}, which needs finite numbers"
             )
         return torch.from_numpy(y.astype(np.float32)).unsqueeze(1)
     number: dict[object, int] = {}

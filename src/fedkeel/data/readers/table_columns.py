@@ -64,7 +64,7 @@ def coded(table: Table, columns: Sequence[Column], strict: bool = False) -> np.n
         mine = np.array(cells[column.name])
         if column.words is None:
             x = _finite(table, column, mine, np.arange(len(mine)))
-            found.append((x - column.mean) / column.std)
+            found.append((x - float(column.mean or 0)) / float(column.std or 1))
             continue
         found += [mine == word for word in column.words]
         unknown = ~np.isin(mine, column.words)
@@ -73,8 +73,8 @@ def coded(table: Table, columns: Sequence[Column], strict: bool = False) -> np.n
             word = str(mine[unknown][0])
             known = ", ".join(map(repr, column.words[:10])) + (", ..." if len(column.words) > 10 else "")
             raise ValueError(
-                f"data: {path} has {word!r} in row {row} of the column {column.name!r}, a word that the schema does not know; "
-                f"it knows {known}"
+                f"data: {path} has {word!r} in row {row} of the column {column.name!r}, a word that the schema does not "
+                f"know; it knows {known}"
             )
     return np.stack(found, axis=1).astype(np.float32)
 
@@ -89,9 +89,9 @@ def _finite(table: Table, column: Column, cells: np.ndarray, rows: np.ndarray) -
         i = int(rows[int(np.argmin(np.isfinite(x)))])
         path, row = table.places[i]
         raise ValueError(
-            f"data: {path} has {str(cells[i])!r} in row {row} of the column {column.name!r}, where it must be a finite number "
-            "as in the other rows; fill it in, remove the row, pass missing='mean' if it is missing, or write the numbers as "
-            "words (n1, n2) if they are names"
+            f"data: {path} has {str(cells[i])!r} in row {row} of the column {column.name!r}, where it must be a finite "
+            "number as in the other rows; fill it in, remove the row, pass missing='mean' if it is missing, or write the "
+            "numbers as words (n1, n2) if they are names"
         )
     return x
 
