@@ -16,6 +16,7 @@ import fedkeel
 from fedkeel.cli.options import TaskCommand, merged, task_options
 from fedkeel.cli.studies import Fresh, MLflow, TensorBoard, Wandb, add_commands
 from fedkeel.errors import RoundError, StorageError
+from fedkeel.runs.config import OWN_DATA
 from fedkeel.wording import amount
 
 if TYPE_CHECKING:
@@ -87,11 +88,12 @@ def run(
 
     The same command again continues a run that was stopped, or shows one that is complete.
     """
+    from fedkeel.data.load import short_name
     from fedkeel.runs.config import read_settings, resolve
 
     given = read_settings(study) if study else {}
     config = resolve(merged(given, settings, ctx.args))
-    out = out or Path("runs") / f"{config.data}-{config.algorithm}-seed{config.seed}"
+    out = out or Path("runs") / f"{short_name(config.data)}-{config.algorithm}-seed{config.seed}"
     places = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
     trackers = {name: place for name, place in places.items() if place is not None}
     if not trackers:
@@ -234,7 +236,9 @@ def _datasets(ctx: typer.Context, settings: dict[str, Any]) -> None:
 
 
 @datasets_app.command("show")
-@task_options(("data_dir", "split", "clients", "concentration", "sizes", "beta_a", "beta_b", "per_client", "split_seed"))
+@task_options(
+    ("data_dir", *OWN_DATA, "split", "clients", "concentration", "sizes", "beta_a", "beta_b", "per_client", "split_seed")
+)
 def show_dataset(
     settings: dict[str, Any],
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set. [dim]E.g. digits[/dim]")],

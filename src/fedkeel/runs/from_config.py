@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.runs.config import PRETRAINED, SPLIT_OPTIONS, RunConfig, resolve, with_lora_defaults
+from fedkeel.errors import refuse
+from fedkeel.runs.config import OWN_DATA, PRETRAINED, SPLIT_OPTIONS, RunConfig, resolve, with_lora_defaults
 from fedkeel.runs.saved_config import saved_config
 
 if TYPE_CHECKING:
@@ -16,12 +17,27 @@ if TYPE_CHECKING:
     from fedkeel.engine.result import Run
 
 
-def federation(config: RunConfig, data: Dataset | None = None) -> Federation:
-    """The clients of a run and their data. data: the data set that the config names, if it is loaded already."""
-    from fedkeel.data.load import load
+def load_data(config: RunConfig) -> Dataset | Federation:
+    """The data that a config names, before they are split. A user's function may return them split."""
+    from fedkeel.data.load import HUB, load_any
+
+    given = {name: getattr(config, name) for name in OWN_DATA if getattr(config, name) is not None}
+    renamed = {"image_size": "size"} | ({"label": "y"} if config.data.startswith(HUB) else {})
+    return load_any(
+        config.data, config.data_dir, config.augment, **{renamed.get(name, name): value for name, value in given.items()}
+    )
+
+
+def federation(config: RunConfig, data: Dataset | Federation | None = None) -> Federation:
+    """The clients of a run and their data. data: the data that the config names, if they are loaded already."""
+    from fedkeel.data.federation import Federation
 
     options = {key: getattr(config, key) for key in SPLIT_OPTIONS if getattr(config, key) is not None}
-    data = data or load(config.data, config.data_dir, config.augment)
+    data = data or load_data(config)
+    if isinstance(data, Federation):
+        if len(data) != config.clients:
+            raise refuse("clients", config.clients, f"{len(data)}, as many as {config.data} returns")
+        return data
     return data.split(config.split, clients=config.clients, seed=config.split_seed, **options)
 
 
