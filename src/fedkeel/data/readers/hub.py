@@ -81,7 +81,7 @@ def _fetch(
     arrays: Arrays = {} if owner is None else {"key": owner[rows[0]]}
     for prefix, part, mine in zip(("", "test_"), parts, rows, strict=True):
         arrays |= _part(prefix, part, mine, columns, y)
-    names = getattr(parts[0].features[y], "names", None)
+    names = getattr((getattr(parts[0], "features", None) or {}).get(y), "names", None)
     if names:
         arrays[CLASS_NAMES] = np.frombuffer(json.dumps(names).encode(), dtype=np.uint8)
     return with_channel_statistics(arrays)
