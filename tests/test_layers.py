@@ -11,7 +11,7 @@ import fedkeel
 
 SOURCE = Path(fedkeel.__file__).parent
 # From top to bottom, with what each layer may import beside itself. Every folder and every loose module must be here.
-LEAVES = {"errors", "files", "wording", "own_code", "old_paths"}
+LEAVES = {"errors", "files", "wording", "old_paths", "user_code"}
 MAY: dict[str, set[str]] = {
     # The public names, on first use.
     "__init__": {"core", "data", "engine", "errors", "models", "runs", "study", "old_paths"},
@@ -27,8 +27,8 @@ MAY: dict[str, set[str]] = {
     "rules": {"core", "errors"},
     "core": LEAVES,
     "files": {"errors"},
+    "user_code": {"errors"},
     "wording": set(),
-    "own_code": {"errors"},
     "old_paths": set(),  # import paths of version 0.1.0; it imports their new places by their names
     "errors": set(),
 }

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.core.algorithm import STEPS, Algorithm, Plan, algorithm, algorithms, lookup, received
+from fedkeel.core.algorithm import SERVER_HOOKS, Algorithm, Plan, algorithm, algorithms, lookup, received
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import down_record, trial_upload
 from fedkeel.engine.client_work import ClientTask, ClientWork
@@ -311,7 +311,7 @@ def test_declaration_is_complete(name: str) -> None:
     plan = Plan(N=4, S=4, K=2, T=4, layers=Layers([3, 2]))
     server, _ = fk.algorithm(name).plan(plan).init(torch.zeros(5))
     assert set(facts.sends) <= set(server._fields)
-    for hook in [hook for hook in STEPS if hasattr(cls, hook)]:
+    for hook in [hook for hook in SERVER_HOOKS if hasattr(cls, hook)]:
         kind = received(cls, hook)
         assert kind is not None, f"{hook} does not say what it receives"
         assert set(kind._fields) == set(facts.sends)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.dataset_pool import Collate, DatasetPool, is_dataset, kind_of, pool_of
-from fedkeel.data.partition import Splitter, partition
+from fedkeel.data.partition import Splitter, partition, spelled
 from fedkeel.data.schema import Schema
 from fedkeel.data.texts import Texts
 
@@ -243,6 +243,7 @@ class Dataset:
         >>> load("digits").split("dirichlet_per_class", clients=100, concentration=0.1, seed=0)
         >>> load("digits").split(lambda labels: labels % 5)
         """
+        kind = spelled(kind) if isinstance(kind, str) else kind
         parts = partition(kind, self.y.numpy(), clients, seed, self.key, **options)
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         name = kind if isinstance(kind, str) else "own"

@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedkeel.data.arrays import Arrays
 from fedkeel.data.cache import cached
 from fedkeel.data.federation import Dataset, Federation
 from fedkeel.errors import nearest
-from fedkeel.own_code import find_own
+from fedkeel.user_code import find_object
 
 HUB = "hub:"  # names on the Hugging Face hub start with this
 TABLES = (".csv", ".tsv")
@@ -46,10 +46,11 @@ def load_any(
     """As `load`. A user's function may also return a Federation."""
     if not isinstance(name, str):
         raise ValueError(f"data: expected a name, not {type(name).__name__}")
+    name = next((known for known in names() if known.lower() == name.lower()), name)
     if name in names():
         for option in options:
             raise ValueError(f"{option}: not allowed with data {name!r}; it is for your own files")
-        data: Dataset | Federation = digits() if name == "digits" else _named(name, data_dir)
+        data: Dataset | Federation = _named(name, data_dir)
     else:
         data = _own(name, options)
     if augment is None:
@@ -60,6 +61,10 @@ def load_any(
 
 
 def _named(name: str, data_dir: str | Path | None) -> Dataset:
+    if name == "digits":
+        return digits()
+    if name in packaged():
+        return _from_package(name)
     from fedkeel.data.named_sets import load_named
 
     return load_named(name, data_folder(data_dir))
@@ -95,7 +100,10 @@ def _reader(name: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
 
         return from_csv, (name,)
     if ":" in name:
-        return find_own("data", name, "function: a function that returns a Dataset or a Federation"), ()
+        found = find_object("data", name, "package.module:function")
+        if not callable(found):
+            raise ValueError(f"data: {name} is a {type(found).__name__}; it must be a function that returns a Dataset")
+        return found, ()
     if len(path.parts) > 1:
         raise ValueError(f"data: there is no file or folder {name}")
     own = f"your own data are FILE.csv, a folder, {HUB}NAME or package.module:function"
@@ -111,7 +119,26 @@ def short_name(data: str) -> str:
 def names() -> list[str]:
     from fedkeel.data.catalogue import CATALOGUE
 
-    return ["digits", *CATALOGUE]
+    return ["digits", *CATALOGUE, *packaged()]
+
+
+@functools.cache
+def packaged() -> dict[str, EntryPoint]:
+    """The data sets of installed packages, by the entry point `fedkeel.datasets`: functions that return a Dataset."""
+    from fedkeel.data.catalogue import CATALOGUE
+
+    return {one.name: one for one in entry_points(group="fedkeel.datasets") if one.name not in ("digits", *CATALOGUE)}
+
+
+def _from_package(name: str) -> Dataset:
+    where = packaged()[name].value
+    try:
+        data = packaged()[name].load()()
+    except Exception as error:
+        raise ValueError(f"data: {name} of {where} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(data, Dataset):
+        raise ValueError(f"data: {name} of {where} returned a {type(data).__name__}, not a fedkeel.Dataset")
+    return data
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path | None:

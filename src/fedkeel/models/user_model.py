@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fedkeel.own_code import find_own
+from fedkeel.user_code import find_object
 
 ARGUMENTS = ("shape", "classes", "vocabulary")
 
@@ -19,7 +19,7 @@ def make_user_model(name: str, shape: tuple[int, ...], classes: int, vocabulary:
     Its signature decides how it is called: factory(), factory(shape, classes) or factory(shape, classes, vocabulary).
     Modules in the current directory are found, as with `python -m`.
     """
-    factory = find_own("model", name, "factory: a function or class that makes a model")
+    factory = _find(name)
     arguments = _arguments(name, factory, (shape, classes, vocabulary))
     try:
         model = factory(*arguments)
@@ -28,6 +28,13 @@ def make_user_model(name: str, shape: tuple[int, ...], classes: int, vocabulary:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: {name} returned a {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def _find(name: str) -> Callable[..., Any]:
+    factory: Callable[..., Any] = find_object("model", name, "package.module:factory")
+    if not callable(factory):
+        raise ValueError(f"model: {name} is a {type(factory).__name__}; it must be a function or class that makes a model")
+    return factory
 
 
 def _arguments(name: str, factory: Callable[..., Any], available: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.errors import refuse
-from fedkeel.runs.config import OWN_DATA, PRETRAINED, SPLIT_OPTIONS, RunConfig, resolve, with_lora_defaults
+from fedkeel.runs.config import OWN_DATA, PRETRAINED, PYTHON, SPLIT_OPTIONS, RunConfig, resolve, with_lora_defaults
 from fedkeel.runs.saved_config import saved_config
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def federation(config: RunConfig, data: Dataset | Federation | None = None) -> F
     """The clients of a run and their data. data: the data that the config names, if they are loaded already."""
     from fedkeel.data.federation import Federation
 
+    if config.data.startswith(PYTHON):
+        raise ValueError(f"data: {config.data!r} was a Python object; go on with the Python code that made it")
     options = {key: getattr(config, key) for key in SPLIT_OPTIONS if getattr(config, key) is not None}
     data = data or load_data(config)
     if isinstance(data, Federation):
@@ -54,6 +56,8 @@ def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[],
 def _parts(config: RunConfig, fed: Federation | None) -> tuple[Callable[[], nn.Module], Federation]:
     from fedkeel.runs.named_model import named_model
 
+    if config.model.startswith(PYTHON):
+        raise ValueError(f"model: {config.model!r} was a Python object; go on with the Python code that made it")
     fed, adapters = fed or federation(config), None
     if config.model.startswith(PRETRAINED):
         from fedkeel.models.pretrained.backbone import need_extra
@@ -74,25 +78,52 @@ def train(
     *,
     fresh: bool = False,
     fed: Federation | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    keywords: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Trains as the config says.  fresh: replace a run in `out`.  fed: the config's data, if they are loaded already."""
+    """Trains as the config says.  fresh: replace a run in `out`.  fed: the config's data, if they are loaded already.
+
+    model: a Python object in place of the named model. Then keywords are further arguments of `fk.train`, such as loss.
+    """
     from torch.nn.functional import mse_loss
 
     from fedkeel.engine.settings import check_out
     from fedkeel.engine.state import directory
     from fedkeel.engine.train import seeded, train_checked
+    from fedkeel.engine.train import train as train_objects
 
     config = resolve(config)
     check_out(out, resume)
+    if model is not None:
+        fed = fed or federation(config)
+        if out is not None and fresh:
+            directory.clear(Path(out))
+        given = config.keywords() | dict(keywords or {})
+        place: dict[str, Any] = {"out": out, "resume": resume, "progress": progress, "config": config.as_dict()}
+        return train_objects(model, fed, config.method, **given, **place)
     make, fed = _parts(config, fed)
     # An error in the model's name or size must come before the old run is removed.
-    model = seeded(make, config.seed)
+    made = seeded(make, config.seed)
     if out is not None and fresh:
         directory.clear(Path(out))
     loss = mse_loss if fed.y is not None and fed.y.is_floating_point() else None  # numbers are predicted, not classes
-    return train_checked(
-        model, fed, config.method, config, config.as_dict(), loss, out=out, resume=resume, progress=progress
-    )
+    return train_checked(made, fed, config.method, config, config.as_dict(), loss, out=out, resume=resume, progress=progress)
+
+
+def continues(shorter: RunConfig, longer: RunConfig) -> bool:
+    """Is a longer run the same as a shorter one in the rounds that both have?
+
+    It is not if the hyper-parameters or the learning rates of a round follow from the number of rounds.
+    """
+    from fedkeel.core.algorithm import Plan
+
+    if getattr(longer, "lr_schedule", None) not in (None, "constant"):
+        return False
+    planned = []
+    for config in (resolve(shorter), resolve(longer)):
+        S = config.largest_cohort(config.clients)
+        planned.append(config.method.plan(Plan(N=config.clients, S=S, K=config.local_steps or 1, T=config.rounds)))
+    return bool(planned[0] == planned[1])
 
 
 def resume(path: str | Path, *, progress: bool | Callable[[dict[str, Any]], None] = True, **changes: Any) -> Run:
