@@ -12,7 +12,6 @@ from fedkeel.data.dataset_pool import DatasetPool, kind_of
 from fedkeel.data.federation import Federation, misplaced
 from fedkeel.data.texts import Texts
 from fedkeel.data.tokens import Reading, WordTokenizer, tokenised
-from fedkeel.models import make_model
 from fedkeel.runs.config import PRETRAINED, SETTINGS
 
 LENGTH: Any = SETTINGS["length"].default  # tokens of a text
@@ -90,6 +89,8 @@ def named_model(
         texts = [fed.x] + ([] if fed.test is None else [fed.test[0]])
         make: Callable[[], nn.Module] = classifier(pretrained, outputs, adapters, texts)
     else:
+        from fedkeel.models import make_model
+
         shape, vocabulary = _shape(fed), fed.vocabulary
 
         def make() -> nn.Module:
