@@ -259,6 +259,24 @@ def algorithms(
         algorithm_page(name)
 
 
+@app.command(cls=TaskCommand)
+def check(
+    ctx: typer.Context,
+    name: Annotated[
+        str, typer.Argument(metavar="METHOD", help="A name, or package.module:Class. [dim]E.g. mine.methods:FedMine[/dim]")
+    ],
+) -> None:
+    """Apply the laws that every method here obeys to a method, also of another package. It takes some seconds.
+
+    Hyper-parameters are options: values with which 100 rounds reach a fixed point, for the law about the minimiser.
+    """
+    from fedkeel.cli.check import check_method
+    from fedkeel.runs.config import hyperparameters_from
+
+    if not check_method(name, hyperparameters_from(name, ctx.args)):
+        raise typer.Exit(1)
+
+
 @app.command()
 def bench(
     only: Annotated[
