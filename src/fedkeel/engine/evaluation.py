@@ -6,11 +6,14 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor, nn
 
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import numbers
 from fedkeel.core.steps import Objective
+from fedkeel.data.dataset_pool import CHUNK as POOL_CHUNK
+from fedkeel.data.dataset_pool import DatasetPool
 from fedkeel.data.federation import Prepare
 
 CHUNK = 2048  # the most samples at a time
@@ -46,9 +49,14 @@ def evaluate(
     return found
 
 
-def batches_of(model: FlatModel, data: tuple[Tensor, Tensor], prepare: Prepare | None = None) -> Iterator[tuple[Any, Any]]:
-    """Data in batches (x, y), as the model takes them."""
+def batches_of(model: FlatModel, data: tuple[Any, Any], prepare: Prepare | None = None) -> Iterator[tuple[Any, Any]]:
+    """Data in batches (x, y), as the model takes them. A batch of data sets that is not a pair has y = None."""
     inputs, targets = data
+    if isinstance(inputs, DatasetPool):
+        for start in range(0, len(inputs), POOL_CHUNK):
+            x, y = inputs.batch(np.arange(start, min(start + POOL_CHUNK, len(inputs))))
+            yield model.cast_nested(x), model.cast_nested(y)
+        return
     for a, b in zip(inputs.split(at_a_time(inputs)), targets.split(at_a_time(inputs)), strict=True):
         yield model.cast(a, prepare), model.cast(b)
 
