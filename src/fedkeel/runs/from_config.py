@@ -109,7 +109,8 @@ def train(
     made = seeded(make, config.seed)
     if out is not None and fresh:
         directory.clear(Path(out))
-    loss = mse_loss if fed.y is not None and fed.y.is_floating_point() else None  # numbers are predicted, not classes
+    # Numbers are predicted, not classes.
+    own = OwnCode(mse_loss) if fed.y is not None and fed.y.is_floating_point() else OwnCode()
     return train_checked(made, fed, config.method, config, config.as_dict(), own, out=out, resume=resume, progress=progress)
 
 
