@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.hyperparameters import allowed, fits, python_number
+from fedkeel.engine.participation import Participation, Schedule, as_text, from_text
 from fedkeel.errors import nearest, refuse
 from fedkeel.wording import COUNT_OR_SHARE
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedkeel.core.algorithm import Algorithm
+    from fedkeel.data.federation import Federation
 
 STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
@@ -63,12 +65,20 @@ class Settings:
     """How a run is trained. Every value is checked when the object is made."""
 
     rounds: int = setting(100, "Rounds of communication.", group="Training", example=200, least=1)
-    cohort: int | float | Sequence[Sequence[int]] = setting(
+    cohort: int | float | Sequence[Sequence[int]] | Callable[[int], Any] = setting(  # noqa: RUF009
         10,
         "Clients of a round: a count (10) or a fraction (0.1).",
         group="Training",
         example=0.1,
         allowed="a count (10) or a fraction (0.1)",
+    )
+    participation: str | None = setting(
+        None,
+        "Who is there: uniform (default), bernoulli, weighted, cyclic, markov, by_label or trace, with options such as "
+        "markov:on=0.2,off=0.1; docs/participation.md lists them. `cohort` then is the largest round.",
+        group="Conditions",
+        example="markov:on=0.2,off=0.1",
+        allowed="a text such as 'markov:on=0.2,off=0.1'",
     )
     local_steps: int | None = setting(
         None, "Mini-batch steps of a client in a round.", group="Training", example=20, least=1, filled=10
@@ -178,6 +188,8 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
+        if callable(self.cohort):
+            object.__setattr__(self, "cohort", _cohorts_of(self.cohort, self.rounds))
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError(
                 f"local_steps = {self.local_steps} is not allowed beside local_epochs = {self.local_epochs}; "
@@ -213,6 +225,11 @@ class Settings:
         """The checks that need the method or the number of clients. remote: the clients are on other machines."""
         self.check_clients(N)
         check_engine(self.engine)
+        if remote and self.presence.needs_labels:
+            raise ValueError(
+                f"participation = {self.participation!r} is not allowed with clients on other machines: the server does not "
+                "know their labels"
+            )
         if self.timeout is not None and self.engine in IN_PROCESS and not remote:
             raise ValueError(
                 f"timeout = {self.timeout} is not allowed with engine = {self.engine!r}; it is for 'processes' and 'ray'"
@@ -250,8 +267,17 @@ class Settings:
             if len(S) < self.rounds:
                 raise ValueError(f"cohort: the list has {len(S)} rounds, the run {self.rounds}")
             for t, ids in enumerate(S):
+                if isinstance(ids, int | float):
+                    if not (1 <= ids <= N if isinstance(ids, int) else 0 < ids <= 1):
+                        raise ValueError(f"cohort: round {t} has {ids!r}; it must be from 1 to {N}, or a fraction up to 1.0")
+                    continue
                 if not len(ids) or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= N:
                     raise ValueError(f"cohort: round {t} must name different clients from 0 to {N - 1}, not {list(ids)}")
+        if self.participation is not None and isinstance(S, Sequence):
+            raise ValueError(
+                f"participation = {self.participation!r} is not allowed beside a list of clients per round; "
+                "give cohort as a count or a fraction"
+            )
         if self.min_clients > self.largest_cohort(N):
             raise refuse("min_clients", self.min_clients, f"at most the cohort, {self.largest_cohort(N)}")
 
@@ -266,21 +292,27 @@ class Settings:
 
     def largest_cohort(self, N: int) -> int:
         if isinstance(self.cohort, Sequence):
-            return max(len(ids) for ids in self.cohort[: self.rounds])
-        return self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * N))
+            return max(_cohort_size(one, N) for one in self.cohort[: self.rounds])
+        return self.cohort_size(N) if self.presence.limited else N
 
     def smallest_cohort(self, N: int) -> int:
         if isinstance(self.cohort, Sequence):
-            return min(len(ids) for ids in self.cohort[: self.rounds])
-        return self.largest_cohort(N)
+            return min(_cohort_size(one, N) for one in self.cohort[: self.rounds])
+        return self.presence.fewest(N, self.cohort_size(N))
 
-    def participants(self, t: int, N: int) -> list[int]:
-        """The clients of round t, in ascending order."""
-        from fedkeel.engine import seeding
+    def cohort_size(self, N: int) -> int:
+        """The cohort as a count. For lists of clients: the longest."""
+        return self.largest_cohort(N) if isinstance(self.cohort, Sequence) else _cohort_size(self.cohort, N)
 
-        if isinstance(self.cohort, Sequence):
-            return sorted(int(i) for i in self.cohort[t])
-        return seeding.sample(self.seed, t, N, self.largest_cohort(N))
+    @property
+    def presence(self) -> Participation:
+        """Who is there, as an object."""
+        return from_text(self.participation)
+
+    def schedule(self, fed: Federation) -> Schedule:
+        """The clients of every round."""
+        lists = self.cohort if isinstance(self.cohort, Sequence) else None
+        return Schedule(self.presence, self.seed, self.cohort_size(len(fed)), fed, lists)
 
     def steps_of(self, sizes: np.ndarray) -> np.ndarray:
         """The number of local steps of each client (rule R3). sizes: their numbers of samples."""
@@ -303,6 +335,8 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     value = python_number(value)
     if field.name == "cohort":
         return _cohort(value)
+    if field.name == "participation":
+        return as_text(value)
     if isinstance(field.default, tuple):
         return _names(field, value)
     if field.name == "device":  # torch itself says whether there is such a device
@@ -344,15 +378,41 @@ def _batch_size(field: dataclasses.Field[Any], value: Any) -> int | str:
     return value
 
 
-def _cohort(value: Any) -> int | float | list[list[int]]:
-    """A cohort in Python's own numbers and lists."""
+def _cohort_size(cohort: Any, N: int) -> int:
+    """The number of clients of a round: its ids, a count, or a fraction."""
+    if isinstance(cohort, Sequence):
+        return len(cohort)
+    return cohort if isinstance(cohort, int) else max(1, round(cohort * N))
+
+
+def _cohorts_of(function: Callable[[int], Any], rounds: int) -> list[Any]:
+    """What the user's function returns for every round: client ids, a count or a fraction."""
+    found: list[Any] = []
+    for t in range(rounds):
+        value = python_number(function(t))
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found.append(value)
+            continue
+        try:
+            found.append([operator.index(i) for i in value])
+        except TypeError:
+            what = f"{value!r} for round {t}"
+            raise ValueError(f"cohort: the function returned {what}; it must be client ids, a count or a fraction") from None
+    return found
+
+
+def _cohort(value: Any) -> Any:
+    """A cohort in Python's own numbers and lists, or the user's function."""
     value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if callable(value) or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     try:
         return [[operator.index(i) for i in ids] for ids in value]
     except TypeError:
-        raise refuse("cohort", value, "a count (10), a fraction (0.1) or a list of client ids per round") from None
+        raise refuse(
+            "cohort", value, "a count (10), a fraction (0.1), a list of client ids per round, or a function of the round"
+        ) from None
 
 
 def alike(key: str, then: Any, now: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedkeel.core.hyperparameters import allowed
 from fedkeel.engine.settings import LOCAL_STEPS, Settings, setting
 from fedkeel.errors import nearest, refuse
 from fedkeel.files import read_toml
+from fedkeel.wording import literal
 
 PRETRAINED = "hf:"  # the name of a model that is loaded with its weights starts with this
 PYTHON = "python:"  # the name of a model or of data that are Python objects starts with this
@@ -35,7 +37,57 @@ class RunConfig(Settings):
     """
 
     data: str = setting(
-        "digits", "Data set; `fedkeel datasets` lists them.", group="Data", example="digits", allowed="a name"
+        "digits",
+        "Data set; `fedkeel datasets` lists them. Or your own data: FILE.csv, a folder with one folder of pictures per "
+        "class, hub:NAME of the Hugging Face hub, or package.module:function, which returns a Dataset or a Federation.",
+        group="Data",
+        example="own/patients.csv",
+        allowed="a name",
+    )
+    label: str | None = setting(
+        None,
+        "Own tables and hub:NAME: the column of classes (default: the last column of a table, label on the hub).",
+        group="Data",
+        example="outcome",
+        allowed="the name of a column",
+    )
+    key: str | None = setting(
+        None,
+        "The owner of a sample, for --split by_key. Tables and hub:NAME: a column. Folders: a regular expression that is "
+        "searched in the path of a picture.",
+        group="Data",
+        example="hospital",
+        allowed="the name of a column, or a regular expression",
+    )
+    schema: str | None = setting(
+        None,
+        "Own tables and folders: read them as another run did: same class numbers, columns, means and deviations.",
+        group="Data",
+        example="runs/patients",
+        allowed="the directory of a run, or a JSON file",
+    )
+    separator: str | None = setting(
+        None,
+        "Own tables: the character between cells (default: comma, semicolon, tab or |, as the heading shows).",
+        group="Data",
+        example=";",
+        allowed="one character",
+    )
+    missing: str | None = setting(
+        None,
+        "Own tables: what takes the place of missing numbers (default: they are refused).",
+        group="Data",
+        example="mean",
+        choices=("mean", "median", "refuse"),
+    )
+    regression: bool | None = setting(
+        None,
+        "Own tables: true predicts the numbers of the label column, false takes them as classes.",
+        group="Data",
+        example=True,
+    )
+    image_size: int | None = setting(
+        None, "Own folders: scales all pictures to this many pixels per side.", group="Data", example=64, least=1
     )
     data_dir: str | None = setting(
         None,
@@ -152,6 +204,7 @@ class RunConfig(Settings):
                 raise ValueError(f"{key}: unknown setting{nearest(key, SETTINGS)}")
         if values.get("local_steps") is None and values.get("local_epochs") is None:
             values["local_steps"] = LOCAL_STEPS
+        values |= {name: _spelled(name, values[name]) for name in SPELLED if isinstance(values.get(name), str)}
         object.__setattr__(self, "_given", frozenset(values))
         for name, field in SETTINGS.items():
             object.__setattr__(self, name, values[name] if name in values else default_of(field))
@@ -190,6 +243,7 @@ class RunConfig(Settings):
 SETTINGS: dict[str, dataclasses.Field[Any]] = {
     one.name: one for one in sorted(dataclasses.fields(RunConfig), key=lambda one: one.name in Settings.__dataclass_fields__)
 }
+OWN_DATA = ("label", "key", "schema", "separator", "missing", "regression", "image_size")  # how own data are read
 # The options of splits and of pretrained models, with the values that `resolve` fills in.
 SPLIT_OPTIONS, LORA_OPTIONS = (
     {name: SETTINGS[name].metadata["filled"] for name in names}
@@ -198,6 +252,25 @@ SPLIT_OPTIONS, LORA_OPTIONS = (
         ("lora_rank", "lora_alpha", "lora_targets", "lora_layers"),
     )
 )
+
+
+SPELLED = ("data", "split", "model", "algorithm")  # settings whose values are names, which are not case-sensitive
+
+
+def _spelled(setting_name: str, value: str) -> str:
+    """A name as the lists of names have it. The spelling of files, folders and package.module:attribute counts."""
+    if setting_name == "algorithm":
+        from fedkeel.core.algorithm import spelled
+
+        return spelled(value)
+    if setting_name == "split":
+        if value == SETTINGS["split"].default:
+            return value
+        from fedkeel.data.partition import spelled as spelled_split
+
+        return spelled_split(value)
+    is_word = re.fullmatch(r"[\w-]+", value) is not None
+    return value.lower() if is_word and not (setting_name == "data" and Path(value).exists()) else value
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -240,19 +313,6 @@ def read(path: str | Path) -> RunConfig:
 
 
 # Values that the command line gives as text ---------------------------------------------------------------------------
-
-
-def literal(text: str) -> Any:
-    """The number, true, false or none that a text spells; any other text unchanged."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):  # "10" and "0.1" differ: a count and a fraction
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 
 def hyperparameters_from(algorithm: str, given: Iterable[str]) -> dict[str, Any]:
