@@ -131,7 +131,11 @@ def _train(
         if different := difference(out, config):
             task(config)  # if a setting is wrong by itself, its message helps more
             raise ValueError(f"{different}; {OTHER}")
-        if found := directory.summary(out, config.rounds):
+        found = directory.summary(out, config.rounds)
+        wrong = found and directory.damage(out, found)
+        if wrong:
+            typer.echo(f"{wrong}; it is made again", err=True)
+        elif found:
             typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
             return _print_summary(found, out)
         typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")
