@@ -123,6 +123,9 @@ def _release(path: Path, file: int) -> None:
     with Claim.guard:
         if Claim.held.get(path) == file:
             del Claim.held[path]
+            if fcntl is not None:  # a process that was forked a moment ago may still have the file open
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
 
