@@ -9,15 +9,17 @@ from __future__ import annotations
 import torch
 
 from fedkeel.core.algorithm import Algorithm, Plan
-from fedkeel.core.records import Record, exchanges_of, trial_upload
-from fedkeel.core.sums import LAYERS, D, only_plain, sums_asked
+from fedkeel.core.records import Record, exchanges_of, small_layers, trial_upload
+from fedkeel.core.sums import only_plain, sums_asked
+
+LAYERS = small_layers(2)
 
 
 def why_sums_are_not_enough(method: Algorithm) -> str | None:
     """Why the server needs single uploads. None: sums are enough, so secure aggregation would be valid."""
     method = _planned(method)
     for stage in exchanges_of(method):
-        if not only_plain(sums_asked(method, stage)):
+        if not only_plain(sums_asked(method, stage, LAYERS)):
             up = _upload(method, stage)
             return f"its server step looks at each client's {' and '.join(up._fields)}, not just at their weighted sums"
     return None
@@ -37,7 +39,7 @@ def why_noise_is_not_allowed(method: Algorithm) -> str | None:
     sent = _upload(method, "client")._fields
     if sent != ("dx",):
         return f"its clients send {' and '.join(sent)}; the modifier protects a change of the model, dx, and nothing else"
-    if method.init(torch.zeros(D))[1] is not None:
+    if method.init(torch.zeros(sum(LAYERS.sizes)))[1] is not None:
         return "its clients keep records, which would go on as if uploads had arrived without clipping and noise"
     return None
 

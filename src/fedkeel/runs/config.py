@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from fedkeel.core.hyperparameters import allowed
 from fedkeel.engine.settings import LOCAL_STEPS, Settings, setting
 from fedkeel.errors import nearest, refuse
 from fedkeel.files import read_toml
+from fedkeel.wording import literal
 
 PRETRAINED = "hf:"  # the name of a model that is loaded with its weights starts with this
+PYTHON = "python:"  # the name of a model or of data that are Python objects starts with this
 # A new value of the key makes the old values of these meaningless.
 REPLACES = {
     "algorithm": ("hyperparameters",),
@@ -151,6 +154,7 @@ class RunConfig(Settings):
                 raise ValueError(f"{key}: unknown setting{nearest(key, SETTINGS)}")
         if values.get("local_steps") is None and values.get("local_epochs") is None:
             values["local_steps"] = LOCAL_STEPS
+        values |= {name: _spelled(name, values[name]) for name in SPELLED if isinstance(values.get(name), str)}
         object.__setattr__(self, "_given", frozenset(values))
         for name, field in SETTINGS.items():
             object.__setattr__(self, name, values[name] if name in values else default_of(field))
@@ -199,6 +203,25 @@ SPLIT_OPTIONS, LORA_OPTIONS = (
 )
 
 
+SPELLED = ("data", "split", "model", "algorithm")  # settings whose values are names, which are not case-sensitive
+
+
+def _spelled(setting_name: str, value: str) -> str:
+    """A name as the lists of names have it. The spelling of files, folders and package.module:attribute counts."""
+    if setting_name == "algorithm":
+        from fedkeel.core.algorithm import spelled
+
+        return spelled(value)
+    if setting_name == "split":
+        if value == SETTINGS["split"].default:
+            return value
+        from fedkeel.data.partition import spelled as spelled_split
+
+        return spelled_split(value)
+    is_word = re.fullmatch(r"[\w-]+", value) is not None
+    return value.lower() if is_word and not (setting_name == "data" and Path(value).exists()) else value
+
+
 def default_of(field: dataclasses.Field[Any]) -> Any:
     """The default of a setting, as a file would hold it."""
     if field.default_factory is not dataclasses.MISSING:
@@ -241,19 +264,6 @@ def read(path: str | Path) -> RunConfig:
 # Values that the command line gives as text ---------------------------------------------------------------------------
 
 
-def literal(text: str) -> Any:
-    """The number, true, false or none that a text spells; any other text unchanged."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):  # "10" and "0.1" differ: a count and a fraction
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
-
-
 def hyperparameters_from(algorithm: str, given: Iterable[str]) -> dict[str, Any]:
     """Texts `name=value` as hyper-parameters of a method, in the types of their fields. `name` alone is a switch."""
     from fedkeel.core.algorithm import lookup
@@ -282,6 +292,8 @@ def resolve(config: RunConfig) -> RunConfig:
         return config
     from fedkeel.core.algorithm import Plan, make
 
+    if "cohort" not in config.given and config.clients < config.cohort:  # type: ignore[operator]
+        config = config.changed(cohort=config.clients)  # all clients, if there are fewer than the default
     algo = make(config.algorithm, **config.hyperparameters)
     config.check_with(algo, config.clients)
     # A method may refuse its plan. Better now than after the data are loaded, when the run makes the plan it uses.

@@ -7,13 +7,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedkeel.core.spelling import parts_of
 from fedkeel.engine.state.directory import HOW
-from fedkeel.runs.config import REPLACES, SETTINGS, hyperparameters_from, literal
+from fedkeel.runs.config import REPLACES, SETTINGS, hyperparameters_from
+from fedkeel.study.file import choose_methods, override
 from fedkeel.study.results.numbers import of_target
-from fedkeel.wording import value_text
+from fedkeel.wording import literal, value_text
 
 File = dict[str, Any]
-WORDS = [name for name, about in SETTINGS.items() if isinstance(about.default, str)]  # settings whose values are names
+# Settings whose values are names.
+WORDS = [
+    name
+    for name, about in SETTINGS.items()
+    if isinstance(about.metadata["example"] if about.default is None else about.default, str)
+]
 
 SAME_TASK = (
     "seeds",
@@ -23,6 +30,29 @@ SAME_TASK = (
     "device",
     "devices",
 )  # A change of these does not make another task.
+
+
+def with_options(
+    file: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    algorithms: str = "",
+    seeds: int | None = None,
+    target: float | None = None,
+    changes: Sequence[str] = (),
+    search: Sequence[str] = (),
+) -> File:
+    """The content of a study file, changed by options. changes: those of --set.  search: those of --search."""
+    changed = choose_methods(override(file, settings), algorithms)
+    if file.get("sweep") or changes or search:
+        refuse_swept(file, settings)
+        changed = change_search(set_values(changed, changes), search)
+    for key, value in (("seeds", seeds), ("target", target)):
+        if value is not None:
+            changed[key] = value
+            for case in changed["cases"]:
+                case.pop(key, None)
+    return changed
 
 
 def refuse_swept(file: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -128,7 +158,7 @@ def add_axes(file: File, over: Sequence[str]) -> File:
             density = {"per_decade": parts[2]} if len(parts) == 3 else {}
             sweep[name] = {"from": float(parts[0]), "to": float(parts[1])} | density
         else:
-            sweep[name] = [literal(z) for z in text.split(",")]
+            sweep[name] = [literal(z) for z in (parts_of(text) if name in WORDS else text.split(","))]
         for old in REPLACES.get(name, ()):  # an axis of the file that this one replaces
             sweep.pop(old, None)
     return file | {"sweep": sweep} if sweep else file

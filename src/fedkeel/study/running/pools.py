@@ -19,7 +19,7 @@ from multiprocessing.context import ForkProcess
 from typing import Any, NamedTuple, Protocol, cast
 
 import fedkeel.runs.from_config as from_config
-from fedkeel.engine.forked import die_with, interrupts_wait
+from fedkeel.engine.forked import defer_ctrl_c, die_with
 from fedkeel.engine.machine import forget_peak
 from fedkeel.errors import StorageError, in_words
 from fedkeel.study.running.plan import StudyRun
@@ -60,6 +60,7 @@ def make_pool(jobs: int, ray: str | None, on_row: Callable[[StudyRun, Row], None
 def train(run: StudyRun, fed: Any, on_row: Callable[[Row], None], workers: int | None = None) -> str | None:
     """Trains a run in this process. Returns None, or why it failed in one line."""
     config = run.config if workers is None or run.config.workers is not None else run.config.changed(workers=workers)
+    python: dict[str, Any] = {"model": run.objects.model, "keywords": run.objects.keywords}
     try:
         with contextlib.ExitStack() as stack:
             listeners = [on_row]
@@ -72,7 +73,7 @@ def train(run: StudyRun, fed: Any, on_row: Callable[[Row], None], workers: int |
                 for listener in listeners:
                     listener(row)
 
-            from_config.train(config, run.out, resume=True, progress=report, fresh=run.fresh, fed=fed)
+            from_config.train(config, run.out, resume=True, progress=report, fresh=run.fresh, fed=fed, **python)
     except StorageError:
         raise  # Stops the study: no other run could be written, either.
     except Exception as error:
@@ -124,7 +125,7 @@ class ForkPool:
     def start(self, run: StudyRun, fed: Any) -> None:
         ours, theirs = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_in_fork, args=(run, fed, theirs, [ours, *self.going], os.getpid()))
-        with interrupts_wait():  # Otherwise Ctrl-C could leave a process that `close` does not know.
+        with defer_ctrl_c():  # Otherwise Ctrl-C could leave a process that `close` does not know.
             process.start()
             theirs.close()
             self.going[ours] = Going(run, process)
