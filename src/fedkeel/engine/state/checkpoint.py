@@ -170,7 +170,7 @@ def run_identity(
     how = {"dtype": str(model.dtype), "memory_format": model.memory_format, "precision": settings.precision}
     kept = settings.identity() | how | dict(conditions)
     if isinstance(kept["cohort"], Sequence):  # a list of clients per round: later rounds may still change
-        past = [list(ids) for ids in kept["cohort"]][:t]
+        past = [list(ids) if isinstance(ids, Sequence) else ids for ids in kept["cohort"]][:t]
         kept["cohort"] = hashlib.sha256(repr(past).encode()).hexdigest()
     shapes = [[name, list(shape)] for name, shape in zip(model.names, model.shapes, strict=True)]
     method = {"name": algo.name, **dataclasses.asdict(algo)}  # type: ignore[call-overload]

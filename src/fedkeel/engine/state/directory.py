@@ -21,6 +21,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from fedkeel.data.schema import FILE as SCHEMA
+from fedkeel.data.schema import Schema
 from fedkeel.engine.machine import made_with
 from fedkeel.engine.result import Run
 from fedkeel.engine.state import history_file, store
@@ -39,7 +41,7 @@ MODEL = "model.safetensors"  # the final weights
 SUMMARY = "summary.json"  # written last: it makes a run complete
 ERROR = "error.txt"  # why a run of a study has failed
 STATE = (CHECKPOINT, PREVIOUS, SET_ASIDE, CLIENTS)  # what a run resumes from
-RESULTS = (CONFIG, HISTORY, MODEL, SUMMARY)
+RESULTS = (CONFIG, HISTORY, MODEL, SUMMARY, SCHEMA)
 HEAVY = (*STATE, MODEL)  # large files that the tables and figures of a study do not need
 FILES = (*STATE, *RESULTS, ERROR)
 # Settings that say how to carry a run out, not what it computes. They may change when the run resumes.
@@ -195,8 +197,13 @@ class RunDirectory:
             guarded(self.checkpoint, lambda: os.replace(self.checkpoint, self.path / SET_ASIDE))
         guarded(self.checkpoint, lambda: os.replace(self.previous, self.checkpoint))
 
-    def begin(self, config: dict[str, Any], history: list[dict[str, Any]]) -> None:
-        """Writes the config, and the history up to the checkpoint: later rows will be computed again."""
+    def begin(self, config: dict[str, Any], history: list[dict[str, Any]], schema: Schema | None = None) -> None:
+        """Writes the config, and the history up to the checkpoint: later rows will be computed again.
+
+        schema: how the data were read, for other files that must be read in the same way.
+        """
+        if schema is not None:
+            schema.save(self.path / SCHEMA)
         if (found := summary(self.path, len(history))) and (wrong := damage(self.path, found)):
             log.warning("%s; it is written again", wrong)
         text = tomli_w.dumps(as_toml(config)).encode()
