@@ -87,9 +87,10 @@ def train(
     """
     from torch.nn.functional import mse_loss
 
+    from fedkeel.engine.loop import INTERRUPTED
     from fedkeel.engine.settings import check_out
     from fedkeel.engine.state import directory
-    from fedkeel.engine.train import seeded, train_checked
+    from fedkeel.engine.train import OwnCode, seeded, train_checked
     from fedkeel.engine.train import train as train_objects
 
     config = resolve(config)
