@@ -38,7 +38,7 @@ HISTORY = "metrics.jsonl"  # one row per round
 CHECKPOINT = "checkpoint.safetensors"
 CHECKPOINT_FORMAT = "fedkeel-checkpoint-1"
 # Settings that checkpoints of version 0.1.0 lack, and what such a run had in their place.
-ADDED = {"memory_format": "contiguous", "precision": None, "participation": None}
+ADDED = {"memory_format": "contiguous", "precision": None}
 CLIENTS = store.FILE  # client memory
 MODEL = "model.safetensors"  # the final weights
 SUMMARY = "summary.json"  # written last: it makes a run complete
@@ -227,7 +227,8 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collecti
     for part, ours in now.items():
         theirs = then.get(part)
         if part == "settings" and isinstance(theirs, dict):
-            theirs = {key: value for key, value in ADDED.items() if key in ours} | theirs
+            # A condition that the checkpoint does not know was off.
+            theirs = dict.fromkeys(ours) | {key: value for key, value in ADDED.items() if key in ours} | theirs
         if part in ("settings", "algorithm") and isinstance(theirs, dict):
             key = next((key for key in ours if not alike(key, theirs.get(key), ours[key])), None)
             if key is not None:
