@@ -48,9 +48,10 @@ def fleet(folder: Path, **values: Any) -> str:
 
 
 def can_run_asynchronously(name: str) -> bool:
-    planned = fk.algorithm(name).plan(Plan(N=6, S=6, K=4, T=3, layers=make_flat(golden.dense, 0, "cpu", None).layers))
+    layers = make_flat(golden.dense, 0, "cpu", None).layers
+    planned = fk.algorithm(name).plan(Plan(N=6, S=6, K=4, T=3, layers=layers))
     try:
-        check_asynchronous(planned)
+        check_asynchronous(planned, layers)
     except ValueError:
         return False
     return True

@@ -152,7 +152,7 @@ class Trainer:
             everybody = Exchange("warmup", -1, list(range(self.N)), steps, {}, None, self.model.read_buffers())
             began = float(pace.seconds(everybody, "warmup").max())  # all clients warm up at the same time
         if settings.buffer is not None:
-            check_asynchronous(self.algo)
+            check_asynchronous(self.algo, self.model.layers)
             at_once = settings.concurrency or settings.cohort_size(self.N)
             plan = partial(self._plan_exchange, "client")
             seconds = partial(pace.seconds, stage="client") if pace is not None else lambda e: np.zeros(len(e.ids))
