@@ -102,15 +102,21 @@ def test_engines_and_resumed_runs_agree(settings: dict[str, Any], tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "fedams", "mifa"])
-def test_asynchronous_runs_agree_on_ray_and_after_kills(name: str, tmp_path: Path) -> None:
+def test_asynchronous_runs_agree_after_kills(name: str, tmp_path: Path) -> None:
     long: dict[str, Any] = ASYNC | {"rounds": 40}
     run, rows = train(name, **long), tmp_path / "metrics.jsonl"
-    same(run, train(name, **long, engine="ray", workers=2))
     for enough in (3, 11, 25):
         with forked(lambda: train(name, **long, out=tmp_path, resume=True)) as child:
             assert until(lambda n=enough: rows.exists() and rows.read_text().count("\n") >= n, seconds=60)
             kill(child)
     same(run, train(name, **long, out=tmp_path, resume=True))
+
+
+def test_batch_statistics_pass_through_neutral_buffers() -> None:
+    settings = golden.COMMON | golden.SETTINGS["convolutional"] | {"cohort": 3, "dtype": torch.float32}
+    for name in ("fedavg", "fedbn", "scaffold"):
+        run = fk.train(golden.convolutional, golden.clients(), name, buffer=3, concurrency=3, **settings)
+        assert golden.digests(run) == golden.digests(golden.finished_run(name, "convolutional", torch.float32))
 
 
 # Seconds --------------------------------------------------------------------------------------------------------------
@@ -192,6 +198,27 @@ def test_a_trace_counts_virtual_seconds(tmp_path: Path) -> None:
     run = train(clock="phones", participation=f"trace:file={tmp_path / 'visits.csv'}", rounds=3)
     assert run.history[0]["came"] == [3]
     assert run.history[0]["timeline"][0][1] == 10, "the server waits for the first client"
+
+
+def test_the_timeline_draws_every_work() -> None:
+    run = train(clock="phones", overselect=2.0)
+    (axes,) = run.timeline().axes
+    assert len(axes.patches) == sum(len(row["timeline"]) for row in run.history) == 48
+    with pytest.raises(ValueError, match="no clock"):
+        train(rounds=1).timeline()
+
+
+def test_tables_have_hours_to_the_target() -> None:
+    from fedkeel.study.report.table_text import to_target_text
+    from fedkeel.study.results.numbers import Outcome, summarise
+
+    histories = [train("fedavg", clock="phones", seed=seed).history for seed in (0, 1)]
+    least = min(max(row["test_accuracy"] for row in history) for history in histories)
+    row = summarise("fedavg", [Outcome("fedavg", seed, z) for seed, z in enumerate(histories)], [least, 2.0], 6)
+    reached = [next(r["clock_seconds"] for r in z if r["test_accuracy"] >= least) / 3600 for z in histories]
+    assert row["hours_to_target"] == pytest.approx(sum(reached) / 2)
+    assert row["hours_to_second"] is None
+    assert to_target_text(row, "hours", "second").startswith(">")
 
 
 # Asynchrony -----------------------------------------------------------------------------------------------------------
