@@ -20,6 +20,7 @@ _PUBLIC = {
     "StudyResult": "fedkeel.study.study_result:StudyResult",
     "algorithm": "fedkeel.core.algorithm:make",
     "algorithms": "fedkeel.core.algorithm:algorithms",
+    "check": "fedkeel.laws.method_laws:check",
     "compare": "fedkeel.study.compare:compare",
     "from_csv": "fedkeel.data.readers.csv_table:from_csv",
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from fedkeel.engine.result import Run
     from fedkeel.engine.train import train
     from fedkeel.errors import RoundError
+    from fedkeel.laws.method_laws import check
     from fedkeel.runs.from_config import resume
     from fedkeel.study.compare import compare, reproduce, sweep
     from fedkeel.study.study_result import StudyResult

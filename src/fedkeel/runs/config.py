@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,7 @@ class RunConfig(Settings):
                 raise ValueError(f"{key}: unknown setting{nearest(key, SETTINGS)}")
         if values.get("local_steps") is None and values.get("local_epochs") is None:
             values["local_steps"] = LOCAL_STEPS
+        values |= {name: _spelled(name, values[name]) for name in SPELLED if isinstance(values.get(name), str)}
         object.__setattr__(self, "_given", frozenset(values))
         for name, field in SETTINGS.items():
             object.__setattr__(self, name, values[name] if name in values else default_of(field))
@@ -199,6 +201,25 @@ SPLIT_OPTIONS, LORA_OPTIONS = (
         ("lora_rank", "lora_alpha", "lora_targets", "lora_layers"),
     )
 )
+
+
+SPELLED = ("data", "split", "model", "algorithm")  # settings whose values are names, which are not case-sensitive
+
+
+def _spelled(setting_name: str, value: str) -> str:
+    """A name as the lists of names have it. The spelling of files, folders and package.module:attribute counts."""
+    if setting_name == "algorithm":
+        from fedkeel.core.algorithm import spelled
+
+        return spelled(value)
+    if setting_name == "split":
+        if value == SETTINGS["split"].default:
+            return value
+        from fedkeel.data.partition import spelled as spelled_split
+
+        return spelled_split(value)
+    is_word = re.fullmatch(r"[\w-]+", value) is not None
+    return value.lower() if is_word and not (setting_name == "data" and Path(value).exists()) else value
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
