@@ -112,6 +112,12 @@ def test_asynchronous_runs_agree_after_kills(name: str, tmp_path: Path) -> None:
     same(run, train(name, **long, out=tmp_path, resume=True))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # Ray's own
+def test_an_asynchronous_run_has_the_same_bits_on_ray() -> None:
+    same(train(**ASYNC), train(**ASYNC, engine="ray", workers=2))
+
+
 def test_batch_statistics_pass_through_neutral_buffers() -> None:
     settings = golden.COMMON | golden.SETTINGS["convolutional"] | {"cohort": 3, "dtype": torch.float32}
     for name in ("fedavg", "fedbn", "scaffold"):
