@@ -165,7 +165,7 @@ class Trainer:
 
     def fit(self, report: Callable[[dict[str, Any]], None]) -> Run:
         if self.directory is not None:
-            self.directory.begin(self.config, self.history)
+            self.directory.begin(self.config, self.history, self.fed.schema)
         for row in self.history:
             report(row)
         with one_thread(*self.engine.devices, self.model.device), contextlib.ExitStack() as stack:

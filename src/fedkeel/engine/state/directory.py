@@ -26,6 +26,8 @@ from torch import Tensor
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import form
+from fedkeel.data.schema import FILE as SCHEMA
+from fedkeel.data.schema import Schema
 from fedkeel.engine.machine import made_with
 from fedkeel.engine.result import Run
 from fedkeel.engine.settings import Settings, alike
@@ -44,7 +46,7 @@ MODEL = "model.safetensors"  # the final weights
 SUMMARY = "summary.json"  # written last: it makes a run complete
 ERROR = "error.txt"  # why a run of a study has failed
 STATE = (CHECKPOINT, CLIENTS)  # what a run resumes from
-RESULTS = (CONFIG, HISTORY, MODEL, SUMMARY)
+RESULTS = (CONFIG, HISTORY, MODEL, SUMMARY, SCHEMA)
 HEAVY = (*STATE, MODEL)  # large files that the tables and figures of a study do not need
 FILES = (*STATE, *RESULTS, ERROR)
 # Settings that say how to carry a run out, not what it computes. They may change when the run resumes.
@@ -128,8 +130,13 @@ class RunDirectory:
         if not self.checkpoint.exists():
             guarded(self.store, lambda: self.store.unlink(missing_ok=True))
 
-    def begin(self, config: dict[str, Any], history: list[dict[str, Any]]) -> None:
-        """Writes the config, and the history up to the checkpoint: later rows will be computed again."""
+    def begin(self, config: dict[str, Any], history: list[dict[str, Any]], schema: Schema | None = None) -> None:
+        """Writes the config, and the history up to the checkpoint: later rows will be computed again.
+
+        schema: how the data were read, for other files that must be read in the same way.
+        """
+        if schema is not None:
+            schema.save(self.path / SCHEMA)
         write_atomically(self.path / CONFIG, tomli_w.dumps(as_toml(config)).encode())
         write_atomically(self.path / HISTORY, "".join(json.dumps(row) + "\n" for row in history).encode())
 
@@ -211,7 +218,7 @@ def run_identity(
     how = {"dtype": str(model.dtype), "memory_format": model.memory_format, "precision": settings.precision}
     kept = settings.identity() | how | dict(conditions)
     if isinstance(kept["cohort"], Sequence):  # a list of clients per round: later rounds may still change
-        past = [list(ids) for ids in kept["cohort"]][:t]
+        past = [list(ids) if isinstance(ids, Sequence) else ids for ids in kept["cohort"]][:t]
         kept["cohort"] = hashlib.sha256(repr(past).encode()).hexdigest()
     shapes = [[name, list(shape)] for name, shape in zip(model.names, model.shapes, strict=True)]
     method = {"name": algo.name, **dataclasses.asdict(algo)}  # type: ignore[call-overload]

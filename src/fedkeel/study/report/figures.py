@@ -23,7 +23,7 @@ AGAINST = {  # -> label of the axis, word in the title
     "floats": ("floats up and down per participating client", "communication"),
     "hours": ("virtual hours", "virtual time"),
 }
-LOG = ("train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
+LOG = ("test_loss", "train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
 
 
 def line_styles(results: Mapping[str, Any]) -> dict[str, int]:

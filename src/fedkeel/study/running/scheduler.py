@@ -30,7 +30,7 @@ import fedkeel.runs.from_config as from_config
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state import directory
 from fedkeel.files import claim, guarded
-from fedkeel.runs.config import SETTINGS, RunConfig
+from fedkeel.runs.config import OWN_DATA, SETTINGS, RunConfig
 from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
 from fedkeel.study.running.plan import BranchResult, StudyPlan, StudyRun, Waves, size
 from fedkeel.study.running.pools import Pool, make_pool
@@ -238,15 +238,13 @@ class StudyData:
         self._check_same(key, config)
         return self.loaded[key]
 
-    def load(self, config: RunConfig) -> Dataset:
+    def load(self, config: RunConfig) -> Dataset | Federation:
         """The data set of a run, before it is split."""
-        from fedkeel.data.load import load
-
-        source = (config.data, str(config.data_dir), str(config.augment))
+        source = tuple(str(getattr(config, name)) for name in ("data", "data_dir", "augment", *OWN_DATA))
         if source in self.load_errors:
             raise self.load_errors[source]
         try:
-            return load(config.data, config.data_dir, config.augment)
+            return from_config.load_data(config)
         except Exception as error:
             self.load_errors[source] = error
             raise
