@@ -355,6 +355,7 @@ def test_asynchronous_runs_are_faster_than_rounds_on_phones() -> None:
         ({"buffer": 13}, "buffer = 13 is not allowed; it must be at most the number of clients, 12"),
         ({"buffer": 2, "participation": "bernoulli"}, "buffer is not allowed beside"),
         ({"buffer": 2, "cohort": [[1]] * 6}, "buffer is not allowed beside"),
+        ({"overselect": 2.0, "clock": "phones", "cohort": [[1]] * 6}, "overselect is not allowed beside"),
         ({"buffer": 2, "clock": "phones", "deadline": 3}, "wait for nobody"),
     ],
 )

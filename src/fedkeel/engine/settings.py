@@ -314,10 +314,13 @@ class Settings:
         for name, value in (("concurrency", self.concurrency), ("staleness", None if self.staleness == "sqrt" else "other")):
             if value is not None and self.buffer is None:
                 raise ValueError(f"{name} is not allowed without buffer, the number of uploads of a server step")
-        if self.buffer is not None and (isinstance(self.cohort, Sequence) or not self.presence.limited):
-            raise ValueError(
-                "buffer is not allowed beside a list of clients per round or beside participation = 'bernoulli'"
-            )
+        if isinstance(self.cohort, Sequence) or not self.presence.limited:
+            for name, used in (("buffer", self.buffer is not None), ("overselect", self.overselect != 1)):
+                if used:
+                    raise ValueError(
+                        f"{name} is not allowed beside a cohort for every round or beside participation = 'bernoulli'; "
+                        "give cohort as a count or a fraction"
+                    )
         if self.buffer is not None and getattr(self.presence, "correct", False):
             raise ValueError("buffer is not allowed beside participation = 'weighted:correct=true'; leave out correct")
 
@@ -368,11 +371,11 @@ class Settings:
         return self.cohort_size(N) if self.presence.limited else N
 
     def smallest_cohort(self, N: int) -> int:
+        if self.deadline is not None:  # all may be late
+            return 0
         if isinstance(self.cohort, Sequence):
             return min(_cohort_size(one, N) for one in self.cohort[: self.rounds])
-        if self.buffer is not None:
-            return self.presence.fewest(N, self.buffer)
-        return 0 if self.deadline is not None else self.presence.fewest(N, self.cohort_size(N))
+        return self.presence.fewest(N, self.cohort_size(N) if self.buffer is None else self.buffer)
 
     def cohort_size(self, N: int) -> int:
         """The cohort as a count. For lists of clients: the longest."""
