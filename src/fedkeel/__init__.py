@@ -15,6 +15,7 @@ _PUBLIC = {
     "Dataset": "fedkeel.data.federation:Dataset",
     "EarlyStopping": "fedkeel.engine.callbacks:EarlyStopping",
     "Federation": "fedkeel.data.federation:Federation",
+    "Fleet": "fedkeel.engine.fleet:Fleet",
     "RoundError": "fedkeel.errors:RoundError",
     "Schema": "fedkeel.data.schema:Schema",
     "Run": "fedkeel.engine.result:Run",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from fedkeel.data.readers.picture_folder import from_folder
     from fedkeel.data.schema import Schema, load_schema
     from fedkeel.engine.callbacks import EarlyStopping
+    from fedkeel.engine.fleet import Fleet
     from fedkeel.engine.participation import participation
     from fedkeel.engine.result import Run
     from fedkeel.engine.run_files import open_run as open

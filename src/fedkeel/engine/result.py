@@ -154,6 +154,12 @@ class Run:
         found.replay(self.history)
         return found.frame(len(self.history))
 
+    def timeline(self) -> Figure:
+        """A matplotlib figure of who worked when, in virtual time. Only runs with a clock have it."""
+        from fedkeel.engine.timeline import draw_timeline
+
+        return draw_timeline(self.history)
+
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole run, as in summary.json."""
         scores = [row["test_accuracy"] for row in self.history if row.get("test_accuracy") is not None]
