@@ -38,6 +38,7 @@ from fedkeel.engine.attendance import Attendance
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, one_thread
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.folding import Answers, Folding
+from fedkeel.engine.loss import loss_name
 from fedkeel.engine.result import Clients, Run
 from fedkeel.engine.runners.runner import EngineChoice, Runner
 from fedkeel.engine.settings import NEED_UPLOADS, Settings
@@ -351,7 +352,7 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         parts = (self.settings, self.algo, self.model, self.initial, self.t)
-        conditions = {"participation": self.schedule.identity}
+        conditions = {"participation": self.schedule.identity, "loss": loss_name(self.objective.loss)}
         return run_identity(*parts, data=self.fingerprint, frozen=self.frozen, conditions=conditions)
 
     def _checkpoint(self, due: bool) -> None:
@@ -375,6 +376,8 @@ class Trainer:
         """Goes back to the state of a checkpoint, after a check that it belongs to this run."""
         self.t, tensors, facts, self.history = saved.t, saved.tensors, saved.facts, history
         then = facts["identity"]
+        if then["data"] != self.fingerprint and self.fed.had_fingerprint(then["data"]):
+            then["data"] = self.fingerprint
         left_to_method = [name for name, value in dataclasses.asdict(self.given).items() if value is None]  # type: ignore[call-overload]
         # A checkpoint of an older version may lack hyper-parameters that the method has now: they had their defaults.
         check_same(then | {"algorithm": defaults(type(self.algo)) | then["algorithm"]}, self._identity(), left_to_method)

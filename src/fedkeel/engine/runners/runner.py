@@ -56,9 +56,9 @@ class Sequential:
                     sums = exchange.sums if room(result.up) < S else None
                     stack = RecordStack(result.up, S) if sums is None else Totals(sums, result.up)
                 stack.put(position, result.up)
-            except Exception as error:  # whatever a client's code raises is that client's fault
+            except (Exception, SystemExit) as error:  # whatever a client's code raises is that client's fault
                 uploads.faults[position] = describe(error)
-                uploads.cause = uploads.cause or error
+                uploads.cause = uploads.cause or (error if isinstance(error, Exception) else None)
                 continue
             uploads.buffers[position] = result.buffers
             uploads.losses[position] = result.loss

@@ -187,6 +187,7 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collecti
         theirs = then.get(part)
         if part == "settings" and isinstance(theirs, dict):
             theirs = {key: value for key, value in ADDED.items() if key in ours} | theirs
+            theirs = {"loss": ours.get("loss")} | theirs  # version 0.1.0 did not write down the loss
         if part in ("settings", "algorithm") and isinstance(theirs, dict):
             key = next((key for key in ours if not alike(key, theirs.get(key), ours[key])), None)
             if key is not None:
