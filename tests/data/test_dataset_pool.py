@@ -123,7 +123,10 @@ def test_hugging_face_data_sets() -> None:
 
 
 MISPLACED = [
-    (lambda: fk.Federation.from_arrays(PARTS), "clients[0]: expected a pair (x, y) of arrays, not torch's TensorDataset; Fed"),
+    (
+        lambda: fk.Federation.from_arrays(PARTS),
+        "clients[0]: expected a pair (x, y) of arrays, not torch's TensorDataset; Fed",
+    ),
     (lambda: fk.Federation.from_arrays([DataLoader(TEST)]), "torch's DataLoader; pass data sets, not loaders"),
     (lambda: fk.Federation.from_arrays(TEST), "Federation.from_datasets takes a list of data sets"),
     (lambda: fk.Federation.from_datasets([DataLoader(TEST)]), "pass its data set, loader.dataset"),
