@@ -62,10 +62,9 @@ def test_a_folder_and_a_function(place: Path) -> None:
     assert fedkeel("run", "--data", "pets", "--image-size", "6", "--split", "iid", *SMALL, "--out", "f") == 0
     assert json.loads((place / "f" / "schema.json").read_text())["shape"] == [3, 6, 6]
     (place / "mydata.py").write_text(
-        "import fedkeel as fk\n"
-        "def whole():\n    return fk.load('digits')\n"
-        "def clients():\n    return fk.load('digits').split(lambda labels: labels % 3)\n"
-        "number = 7\n"
+        "import torch, fedkeel as fk\n"
+        "def whole():\n    return fk.Dataset('mine', torch.rand(60, 4), torch.arange(60) % 3)\n"
+        "def clients():\n    return whole().split(lambda labels: labels)\n"
     )
     for name in ("whole", "clients"):
         assert fedkeel("run", "--data", f"mydata:{name}", *SMALL, "--out", name) == 0
