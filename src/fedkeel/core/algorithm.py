@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import inspect
+import logging
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from fedkeel.core.hyperparameters import check_value, python_number
 from fedkeel.errors import nearest
+from fedkeel.user_code import find_object
 
 if TYPE_CHECKING:  # so that the list of methods is known without torch, for `fedkeel --help`
     import numpy as np
@@ -140,6 +143,7 @@ class Facts:
 
 # The registry: every method by its name ----------------------------------------------------------------------------
 
+log = logging.getLogger("fedkeel")
 registered: dict[str, type[Algorithm]] = {}
 A = TypeVar("A", bound=type[Algorithm])
 
@@ -254,13 +258,37 @@ def defaults(kind: type[Algorithm]) -> dict[str, Any]:
     return {one.name: one.default for one in dataclasses.fields(kind) if one.default is not dataclasses.MISSING}  # type: ignore[arg-type]
 
 
+def spelled(name: str) -> str:
+    """The name as it is registered: names are not case-sensitive, and FedAvg_M is read as fedavg-m."""
+    if name in registered or ":" in name:
+        return name
+    plain = name.lower().replace("_", "-")
+    if plain.replace("-", "_") in _files():
+        return plain
+    return next((known for known in registered if known.lower().replace("_", "-") == plain), name)
+
+
+def _from_package(name: str) -> type[Algorithm]:
+    """The method `package.module:Class`."""
+    kind = find_object("algorithm", name, "package.module:Class")
+    if not isinstance(kind, type) or not issubclass(kind, Algorithm):
+        raise ValueError(f"algorithm: {name} is no method; it must be a subclass of fedkeel.Algorithm")
+    if "facts" not in vars(kind):
+        raise ValueError(f"algorithm: {name} has no name; decorate it by @algorithm(...) of fedkeel.core.algorithm")
+    return kind
+
+
 def lookup(name: str) -> type[Algorithm]:
-    """The class registered under `name`."""
+    """The class registered under `name`, or `package.module:Class`."""
     if not isinstance(name, str):
         raise ValueError(f"algorithm: expected a name, not {type(name).__name__}")
+    if ":" in name:
+        return _from_package(name)
+    name = spelled(name)
     import_file(name)
     if name not in registered:
         _import_all()
+        name = spelled(name)
     if name not in registered:
         raise ValueError(f"algorithm: unknown name {name!r}{nearest(name, registered)}")
     return registered[name]
@@ -292,6 +320,17 @@ def import_file(name: str) -> None:
 def _import_all() -> None:
     for name in _files():
         importlib.import_module(f"fedkeel.methods.{name}")
+    _import_packages()
+
+
+@functools.cache
+def _import_packages() -> None:
+    """Imports the methods that installed packages announce by the entry point `fedkeel.methods`."""
+    for entry in importlib.metadata.entry_points(group="fedkeel.methods"):
+        try:
+            entry.load()
+        except Exception as error:  # a package that is broken must not take the other methods with it
+            log.warning("algorithm: the method %s of %s cannot be imported: %s", entry.name, entry.value, error)
 
 
 if not TYPE_CHECKING:  # names of version 0.1.0; a type checker sees only the names above

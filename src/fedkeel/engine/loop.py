@@ -35,6 +35,7 @@ from fedkeel.core.steps import Objective
 from fedkeel.core.sums import NotASum, SumsOnlyRound, sealed
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
+from fedkeel.engine.attendance import Attendance
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, one_thread
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.folding import Answers, Folding
@@ -90,6 +91,9 @@ class Trainer:
         self.metrics = metrics
         self.N, self.S = len(fed), settings.largest_cohort(len(fed))
         K, fewest = float(settings.steps_of(fed.sizes).mean()), settings.smallest_cohort(self.N)
+        self.schedule = settings.schedule(fed)
+        # Who came is written down if the user chose who is there.
+        self.attendance = Attendance(self.N) if settings.participation is not None else None
         self.given = algo  # as the user gave it; `plan` fills in what follows from N, S, K and T
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers))
         settings.check_decay(self.algo)
@@ -133,7 +137,7 @@ class Trainer:
         with one_thread(*self.engine.devices, self.model.device), contextlib.ExitStack() as stack:
             if self.t < self.settings.rounds:
                 # Not run as a round: the engine measures with it and reads its shapes.
-                example = self._plan_exchange("client", self.t, self.settings.participants(self.t, self.N))
+                example = self._plan_exchange("client", self.t, self.schedule.participants(self.t) or [0])
                 left = self.settings.rounds - self.t
                 runner = self.engine.start(self.work, self.store, self.initial, example, self.S, left)
                 stack.callback(runner.close)
@@ -146,7 +150,9 @@ class Trainer:
 
     def _round(self, runner: Runner) -> dict[str, Any]:
         start, t = time.perf_counter(), self.t
-        ids = self.settings.participants(t, self.N)
+        ids = self.schedule.participants(t)
+        if not ids:
+            return self._end_round(start, self._empty_row(t))
         expected, up, faults = len(ids), 0.0, {}
         if self.algo.surveys(t):
             survey = self._exchange(runner, self._plan_exchange("survey", t, ids))
@@ -172,8 +178,20 @@ class Trainer:
                 row |= self._measured(old, result)
         except Exception as error:
             raise RoundError(self.algo.name, t, None, "evaluate", describe(error)) from error
+        if self.attendance is not None:
+            row |= self.attendance.add(t, result.r.ids.tolist())
+        return self._end_round(start, row)
+
+    def _empty_row(self, t: int) -> dict[str, Any]:
+        """The row of a round to which nobody came: it changes nothing and costs nothing."""
+        row: dict[str, Any] = {"round": t, "train_loss": math.nan, "up": 0.0, "down": 0, "clients": 0, "dropped": 0}
+        row |= {"faults": {}} | self._evaluation(t) | (self.warmup_columns if t == 0 else {})
+        return row | (self.attendance.add(t, []) if self.attendance is not None else {})
+
+    def _end_round(self, start: float, row: dict[str, Any]) -> dict[str, Any]:
+        """Writes down the row of a round that began at `start`."""
         row["seconds"] = time.perf_counter() - start
-        self.t = t + 1
+        self.t += 1
         self.history.append(row)
         if self.directory is not None:
             self.directory.add(row)
@@ -223,14 +241,14 @@ class Trainer:
         except Exception as error:
             raise RoundError(self.algo.name, exchange.t, None, hook, describe(error)) from error
         if self.model.has_buffers and hook == "server":
-            self.buffers = r.avg(buffers)
+            self.buffers = _with_sum_one(r).avg(buffers)
         for position, slot in uploads.slots.items():
             if position in uploads.faults:
                 self.store.discard(slot)
             else:
                 self.store.commit(exchange.ids[position], slot)
         # Exact; a dot product may round differently for another alignment.
-        loss = math.fsum((r.p.cpu() * losses).tolist())
+        loss = math.fsum((_with_sum_one(r).p.cpu() * losses).tolist())
         return ExchangeResult(
             r, mean_floats(self.algo, up, r), loss, answers.faults, up, uploads.extra_columns, answers.cause
         )
@@ -272,13 +290,17 @@ class Trainer:
         ids = np.array(exchange.ids)[kept]
         samples = torch.from_numpy(self.fed.sizes[ids]).double()
         uniform = self.settings.weights == "uniform"
+        p = torch.ones_like(samples) / len(ids) if uniform else samples / samples.sum()
+        weight = torch.full_like(samples, 1 / self.N) if uniform else samples / float(self.fed.offsets[-1])
+        if self.schedule.probabilities is not None and exchange.stage != "warmup":
+            p = weight / torch.from_numpy(self.schedule.probabilities[ids])
         facts = Round(
             t=exchange.t,
             N=self.N,
             ids=torch.from_numpy(ids),
             K=torch.tensor(exchange.K, dtype=torch.float64)[kept],
-            p=torch.ones_like(samples) / len(ids) if uniform else samples / samples.sum(),
-            weight=torch.full_like(samples, 1 / self.N) if uniform else samples / float(self.fed.offsets[-1]),
+            p=p,
+            weight=weight,
             drawn=SimpleNamespace(**{name: torch.from_numpy(z).double()[kept] for name, z in exchange.drawn.items()}),
             last=last,
         )
@@ -322,7 +344,7 @@ class Trainer:
             return {"test_accuracy": None, "test_loss": None}
         row = self._tested(self.fed.test, self.buffers)
         if self.model.private:  # each client has its own layers: also the mean accuracy over those that took part
-            ids = self.settings.participants(t, self.N)
+            ids = self.schedule.participants(t)
             layers = [to_device(self.store.read(i).values, self.model.device) for i in ids if i in self.store]
             rows = [self._tested(self.fed.test, values) for values in layers]
             if rows:  # clients on other machines do not send their layers
@@ -336,7 +358,8 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         parts = (self.settings, self.algo, self.model, self.initial, self.t)
-        return run_identity(*parts, data=self.fingerprint, frozen=self.frozen)
+        conditions = {"participation": self.schedule.identity}
+        return run_identity(*parts, data=self.fingerprint, frozen=self.frozen, conditions=conditions)
 
     def _checkpoint(self, due: bool) -> None:
         """Writes a checkpoint if it is due, or if writing it takes less than CHECKPOINT_SHARE of the time since the
@@ -358,6 +381,8 @@ class Trainer:
         """Goes back to the state of a checkpoint, after a check that it belongs to this run."""
         self.t, tensors, facts = load_checkpoint(path)
         self.history = facts["history"]
+        if self.attendance is not None:
+            self.attendance.replay(self.history)
         then = facts["identity"]
         left_to_method = [name for name, value in dataclasses.asdict(self.given).items() if value is None]  # type: ignore[call-overload]
         # A checkpoint of an older version may lack hyper-parameters that the method has now: they had their defaults.
@@ -390,3 +415,10 @@ class Trainer:
         if self.directory is not None:
             self.directory.end(run, self.fingerprint)
         return run
+
+
+def _with_sum_one(r: Round) -> Round:
+    """The round with weights that add up to 1, for means of things that are no displacements. Corrected weights add up to 1
+    only in the mean over many rounds."""
+    total = float(r.p.sum())
+    return r if abs(total - 1) < 1e-9 or not len(r.p) else dataclasses.replace(r, p=r.p / total)
