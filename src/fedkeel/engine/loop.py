@@ -122,7 +122,7 @@ class Trainer:
         self.store = (
             engine.remote.store if engine.remote else open_store(self.initial, most_clients, self.S, path, store == "disk")
         )
-        self.folding = Folding(self.algo, model.layers, self.store)
+        self.folding = Folding(self.work, self.store)
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
         self._saved, self._seconds_to_write = time.monotonic(), 0.0
