@@ -46,9 +46,8 @@ class Folding:
     def __init__(self, work: ClientWork, store: Any) -> None:
         self.work, self.store = work, store
         self.upload_bytes = {stage: sum(z.nbytes for z in up) for stage, up in work.upload_templates().items()}
-        self.asked: dict[
-            str, Counter[Sum] | None
-        ] = {}  # exchange -> the sums that its server step needs; None: single uploads
+        # exchange -> the sums that its server step needs; None: it needs single uploads
+        self.asked: dict[str, Counter[Sum] | None] = {}
         self.suspects: set[int] = set()  # clients that failed when they took part last
         self.repeats = 0
 
