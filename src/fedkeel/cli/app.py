@@ -189,7 +189,11 @@ def _train(
             longer = f", or fedkeel resume {shlex.quote(str(out))} --rounds {config.rounds} for more rounds"
             only_rounds = set(differences(out, config)) == {"rounds"}
             raise ValueError(f"{different}; {OTHER}{longer * only_rounds}")
-        if found := directory.summary(out, config.rounds):
+        found = directory.summary(out, config.rounds)
+        wrong = found and directory.damage(out, found)
+        if wrong:
+            typer.echo(f"{wrong}; it is made again", err=True)
+        elif found:
             typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
             return _print_summary(found, out)
         typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")

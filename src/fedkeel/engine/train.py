@@ -28,6 +28,7 @@ from fedkeel.engine.participation import Participation
 from fedkeel.engine.result import Run
 from fedkeel.engine.runners.runner import EngineChoice, Remote
 from fedkeel.engine.settings import Settings, check_loss, check_out, check_store
+from fedkeel.engine.state.directory import RunDirectory
 from fedkeel.errors import describe, refuse
 
 Progress = bool | Callable[[dict[str, Any]], None]  # a bar on the screen, or a function that gets every row of the history
@@ -242,16 +243,16 @@ def train_checked(
     ray = {"address": settings.ray_address, "device": settings.device}
     runner = EngineChoice(settings.engine, settings.workers, settings.timeout, ray, remote, devices)
     goal = objective(flat, loss, settings.weight_decay, settings.clip, settings.precision)
-    folder = Path(out) if out else None
-    trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, resume, store, config, settings.metrics)
-    if callable(progress):
-        return trainer.fit(progress)
-    if not progress:
-        return trainer.fit(lambda row: None)
-    from fedkeel.engine.progress import RoundBar
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(RunDirectory(Path(out), resume)) if out else None
+        trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, store, config, settings.metrics)
+        if callable(progress):
+            return trainer.fit(progress)
+        if not progress:
+            return trainer.fit(lambda row: None)
+        from fedkeel.engine.progress import RoundBar
 
-    with RoundBar(algo.name, settings.rounds) as bar:
-        return trainer.fit(bar)
+        return trainer.fit(stack.enter_context(RoundBar(algo.name, settings.rounds)))
 
 
 # Do model, data and loss fit together? -----------------------------------------------------------------------------

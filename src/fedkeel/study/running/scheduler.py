@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import fedkeel.runs.from_config as from_config
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state import directory
-from fedkeel.files import claim, guarded
+from fedkeel.files import Claim, guarded
 from fedkeel.runs.config import OWN_DATA, SETTINGS, RunConfig
 from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
 from fedkeel.study.running.plan import BranchResult, StudyPlan, StudyRun, Waves, size
@@ -68,13 +68,12 @@ def run_branches(
         try:
             scheduler.check()
             guarded(store, lambda: store.mkdir(parents=True, exist_ok=True))
-            # Two processes in one directory would find each other's runs locked, and report them as failed. The lock is
-            # held until the scheduler is deleted.
-            claim(store / "study.lock", scheduler, "another process is running a study")
-            if fresh:
-                plan.clear()
-            begin()
-            return scheduler.run()
+            # Two processes in one directory would find each other's runs locked, and report them as failed.
+            with Claim(store / "study.lock", "another process is running a study"):
+                if fresh:
+                    plan.clear()
+                begin()
+                return scheduler.run()
         finally:
             pool.close()
 
