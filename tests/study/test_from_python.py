@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.runs.config import SETTINGS
+from fedkeel.study.results.numbers import trial_score
 from fedkeel.study.study_result import StudyResult
 from tests.processes import forked, kill, until
 
@@ -148,6 +150,7 @@ def test_a_grid_is_searched(fed):
     assert found.table.chosen_lr.tolist() == [0.5]
 
 
+@pytest.mark.skipif("validation" not in SETTINGS, reason="runs cannot hold out validation data")
 def test_validation_data_decide_a_search(fed):
     """The search must not look at the test data: here they are labels at random, and say nothing."""
     x, y = fed.test
@@ -156,6 +159,13 @@ def test_validation_data_decide_a_search(fed):
     found = fk.compare(make, scrambled, {"fedavg": {"lr": [1e-6, 0.5]}}, seeds=1, **settings)
     assert found.best.lr == 0.5
     assert found.results["compared_by"] == "final_val_accuracy"
+
+
+def test_validation_comes_first_and_losses_stand_in_for_accuracies():
+    assert trial_score("best_accuracy", {"best_accuracy": 0.9, "best_val_accuracy": 0.8}) == "best_val_accuracy"
+    assert trial_score("best_accuracy", {"best_accuracy": 0.9}) == "best_accuracy"
+    assert trial_score("best_accuracy", {"least_test_loss": 0.9, "least_val_loss": 0.8}) == "least_val_loss"
+    assert trial_score("final_accuracy", {"final_accuracy": 0.9, "best_val_accuracy": 0.8}) == "final_accuracy"
 
 
 def test_reproduce_runs_a_recipe_of_a_paper():

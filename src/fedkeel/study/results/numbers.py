@@ -319,7 +319,7 @@ def needs(name: str, branch: Branch, target_on: str) -> str | None:
     metric = next((metric for metric, columns in MEASURED.items() if name in columns), None)
     if metric and metric not in config.metrics:
         return f"metrics = [{metric!r}]"
-    if name in VALIDATION and not config.validation:
+    if name in VALIDATION and not getattr(config, "validation", 0):
         return "validation data, for example validation = 0.1"
     if name == "final_objective" and not config.weight_decay and "weight_decay" not in branch.grid:
         return "weight_decay > 0 (without it, final_train_set_loss is the objective)"
