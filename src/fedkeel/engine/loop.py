@@ -122,7 +122,7 @@ class Trainer:
         self.store = (
             engine.remote.store if engine.remote else open_store(self.initial, most_clients, self.S, path, store == "disk")
         )
-        self.folding = Folding(self.algo, model.layers, self.store)
+        self.folding = Folding(self.work, self.store)
         self.parts: dict[str, Part] = {}  # what a checkpoint keeps beside server, buffers and client memory, by name
         if directory is not None:
             directory.recover(self._restore)
