@@ -27,6 +27,8 @@ _PUBLIC = {
     "from_csv": "fedkeel.data.readers.csv_table:from_csv",
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
+    "from_lightning": "fedkeel.engine.own_training_code:from_lightning",
+    "from_trainer": "fedkeel.engine.own_training_code:from_trainer",
     "load": "fedkeel.data.load:load",
     "load_schema": "fedkeel.data.schema:load_schema",
     "lora": "fedkeel.runs.named_model:lora",
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from fedkeel.data.schema import Schema, load_schema
     from fedkeel.engine.callbacks import EarlyStopping
     from fedkeel.engine.fleet import Fleet
+    from fedkeel.engine.own_training_code import from_lightning, from_trainer
     from fedkeel.engine.participation import participation
     from fedkeel.engine.result import Run
     from fedkeel.engine.run_files import open_run as open

@@ -19,6 +19,7 @@ from fedkeel.engine.attendance import Attendance
 from fedkeel.engine.best_round import BestRound
 from fedkeel.engine.machine import peak_memory
 from fedkeel.engine.state.store import Store
+from fedkeel.errors import refuse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,6 +124,15 @@ class Run:
         from fedkeel.engine.run_files import save_run
 
         return save_run(self, Path(path))
+
+    def export(self, path: str | Path, which: str = "final", example: Any = None) -> Path:
+        """Writes the model for other programs. The end of the path says how: .safetensors, .onnx, or a folder for models of
+        Hugging Face.  which: "final" or "best".  example: a batch of inputs, which ONNX needs."""
+        from fedkeel.engine.export import export_model
+
+        if which not in ("final", "best"):
+            raise refuse("which", which, "'final' or 'best'")
+        return export_model(self.model if which == "final" else self.best, Path(path), example)
 
     def __repr__(self) -> str:
         from fedkeel.engine.run_text import run_line

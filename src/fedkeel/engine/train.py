@@ -22,7 +22,7 @@ from fedkeel.data.dataset_pool import DatasetPool, kind_of
 from fedkeel.data.federation import Federation, misplaced
 from fedkeel.data.tokens import as_model_reads
 from fedkeel.engine.callbacks import Callback, check_callbacks
-from fedkeel.engine.evaluation import evaluating
+from fedkeel.engine.evaluation import evaluating, unchanged
 from fedkeel.engine.fleet import Fleet
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
@@ -338,7 +338,8 @@ def check_fit(model: FlatModel, fed: Federation, data: tuple[Any, Any], own: Own
     if own.step is not None:
         return _check_step(own.step, model, whole_batch(x, model.cast_nested(y)), where)
     try:
-        with torch.enable_grad(), evaluating(model.module):  # in training mode, BatchNorm may refuse so few samples
+        # In training mode, BatchNorm may refuse so few samples.
+        with torch.enable_grad(), evaluating(model.module), unchanged(model.module):
             output = model.module(x)
     except Exception as error:
         raise _does_not_take(model, x, where, error) from error
