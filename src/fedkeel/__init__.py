@@ -15,7 +15,9 @@ _PUBLIC = {
     "Dataset": "fedkeel.data.federation:Dataset",
     "EarlyStopping": "fedkeel.engine.callbacks:EarlyStopping",
     "Federation": "fedkeel.data.federation:Federation",
+    "Fleet": "fedkeel.engine.fleet:Fleet",
     "RoundError": "fedkeel.errors:RoundError",
+    "Schema": "fedkeel.data.schema:Schema",
     "Run": "fedkeel.engine.result:Run",
     "StudyResult": "fedkeel.study.study_result:StudyResult",
     "algorithm": "fedkeel.core.algorithm:make",
@@ -26,7 +28,12 @@ _PUBLIC = {
     "from_csv": "fedkeel.data.readers.csv_table:from_csv",
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
+    "from_lightning": "fedkeel.engine.own_training_code:from_lightning",
+    "from_trainer": "fedkeel.engine.own_training_code:from_trainer",
     "load": "fedkeel.data.load:load",
+    "load_schema": "fedkeel.data.schema:load_schema",
+    "lora": "fedkeel.runs.named_model:lora",
+    "model": "fedkeel.runs.named_model:model",
     "open": "fedkeel.engine.run_files:open_run",
     "participation": "fedkeel.engine.participation:participation",
     "reproduce": "fedkeel.study.compare:reproduce",
@@ -44,7 +51,10 @@ if TYPE_CHECKING:
     from fedkeel.data.readers.csv_table import from_csv
     from fedkeel.data.readers.hub import from_hub
     from fedkeel.data.readers.picture_folder import from_folder
+    from fedkeel.data.schema import Schema, load_schema
     from fedkeel.engine.callbacks import EarlyStopping
+    from fedkeel.engine.fleet import Fleet
+    from fedkeel.engine.own_training_code import from_lightning, from_trainer
     from fedkeel.engine.participation import participation
     from fedkeel.engine.result import Run
     from fedkeel.engine.run_files import open_run as open
@@ -52,6 +62,7 @@ if TYPE_CHECKING:
     from fedkeel.errors import RoundError
     from fedkeel.laws.method_laws import check
     from fedkeel.runs.from_config import resume
+    from fedkeel.runs.named_model import lora, model
     from fedkeel.study.choose import choose
     from fedkeel.study.compare import compare, reproduce, sweep
     from fedkeel.study.study_result import StudyResult

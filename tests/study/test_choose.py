@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from torch import nn
 
 import fedkeel as fk
 from fedkeel.study.choosing.budget import divide, read_budget
@@ -176,7 +177,40 @@ def test_a_grid_stops_at_the_limit_of_sense_and_shrinks_after_failures():
     assert min(tried(lambda k: math.inf, count=6)) == -16
 
 
-# Chance and kills ---
+# A known answer, chance, and kills ---
+
+
+def quadratics():
+    """Lines without noise. A client repeats one input per coordinate, so its held-out part has the same minimum.
+
+    Clients disagree about the first coordinate, in solution and curvature. The second coordinate is flat and needs large
+    steps. So FedAvg is either biased or slow.
+    """
+    pairs = []
+    for i in range(4):
+        x = np.tile(np.diag([3.0 if i % 2 else 1.0, 0.3]), (100, 1)).astype("float32")
+        w = np.array([4.0 * (-1) ** i, 10.0])
+        pairs.append((x, (x @ w).astype("float32")[:, None]))
+    return fk.Federation.from_arrays(pairs)
+
+
+@pytest.mark.slow
+def test_on_quadratics_the_exact_method_wins():
+    found = fk.choose(
+        lambda: nn.Linear(2, 1, bias=False),
+        quadratics(),
+        methods={"fedavg": {"server_lr": 1.0}, "scaffold": {}},
+        budget=32,
+        rounds=20,
+        cohort=4,
+        local_steps=10,
+        batch_size="all",
+        loss=nn.functional.mse_loss,
+        engine="sequential",
+        progress=False,
+    )
+    assert found.best.name == "scaffold"
+    assert "Worse: fedavg" in found.answer
 
 
 @pytest.mark.slow

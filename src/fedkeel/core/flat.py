@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,15 @@ def copy_of(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(z): z.detach().clone() for z in kept})
 
 
+def _check_buffers(module: nn.Module) -> None:
+    """Raises if a buffer would lose information: buffers are averaged and sent as float64."""
+    for name, _, _, b in _members(module, "_buffers"):
+        if b.is_complex():
+            raise ValueError(f"model: its buffer {name} is complex; use torch.view_as_real to make it a real one")
+        if not b.is_floating_point() and b.numel() and not torch.equal(b.double().to(b.dtype), b):
+            raise ValueError(f"model: its buffer {name} has whole numbers beyond 2^53, which would be rounded")
+
+
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -140,6 +150,7 @@ class FlatModel:
         # Where the buffers are, and the first tensor of each: a model may replace its buffers by new tensors.
         found = {id(b): (part, key, b) for _, part, key, b in _members(module, "_buffers") if b.numel()}
         self._buffers = list(found.values())
+        _check_buffers(module)
         wide = torch.float32 if self.device.type == "mps" else torch.float64  # MPS has no float64
         self._no_buffers = torch.zeros(0, dtype=wide, device=self.device)
         self.bound: Tensor | None = None
@@ -170,6 +181,14 @@ class FlatModel:
     def named_buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers by name, for a `functional_call`."""
         return {name: b.clone() for name, _, _, b in _members(self.module, "_buffers")}
+
+    def cast_nested(self, z: Any) -> Any:
+        """`cast` for every tensor inside dictionaries, lists and tuples. Other values stay as they are."""
+        if isinstance(z, Tensor):
+            return self.cast(z)
+        if isinstance(z, Mapping):
+            return {key: self.cast_nested(part) for key, part in z.items()}
+        return [self.cast_nested(part) for part in z] if isinstance(z, list | tuple) else z
 
     def cast(self, z: Tensor, prepare: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Samples or targets as the model takes them: on its device and in its memory format, after `prepare`.

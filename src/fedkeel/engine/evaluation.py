@@ -6,11 +6,15 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import numbers
 from fedkeel.core.steps import Objective
+from fedkeel.data.dataset_pool import CHUNK as POOL_CHUNK
+from fedkeel.data.dataset_pool import DatasetPool
 from fedkeel.data.federation import Prepare
 
 CHUNK = 2048  # the most samples at a time
@@ -46,9 +50,14 @@ def evaluate(
     return found
 
 
-def batches_of(model: FlatModel, data: tuple[Tensor, Tensor], prepare: Prepare | None = None) -> Iterator[tuple[Any, Any]]:
-    """Data in batches (x, y), as the model takes them."""
+def batches_of(model: FlatModel, data: tuple[Any, Any], prepare: Prepare | None = None) -> Iterator[tuple[Any, Any]]:
+    """Data in batches (x, y), as the model takes them. A batch of data sets that is not a pair has y = None."""
     inputs, targets = data
+    if isinstance(inputs, DatasetPool):
+        for start in range(0, len(inputs), POOL_CHUNK):
+            x, y = inputs.batch(np.arange(start, min(start + POOL_CHUNK, len(inputs))))
+            yield model.cast_nested(x), model.cast_nested(y)
+        return
     for a, b in zip(inputs.split(at_a_time(inputs)), targets.split(at_a_time(inputs)), strict=True):
         yield model.cast(a, prepare), model.cast(b)
 
@@ -63,6 +72,26 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+@contextlib.contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """For a trial of a module: afterwards its buffers and attributes are what they were, and so is the random state."""
+    before = [(part, dict(vars(part)), dict(part._buffers)) for part in module.modules()]
+    copies = [(b, b.clone()) for b in module.buffers()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
+    finally:
+        for part, attributes, buffers in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+            part._buffers.clear()
+            part._buffers.update(buffers)
+        with torch.no_grad():
+            for b, copy in copies:
+                b.copy_(copy)
 
 
 def at_a_time(x: Tensor) -> int:

@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,21 +41,20 @@ from fedkeel.engine.callbacks import Callback, RoundState, call_all
 from fedkeel.engine.client_scores import client_scores, held_out_batches
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, one_thread
 from fedkeel.engine.evaluation import OutputMetric, batches_of, evaluate
+from fedkeel.engine.events import EventQueue, check_asynchronous
+from fedkeel.engine.fleet import Fleet
 from fedkeel.engine.folding import Answers, Folding
 from fedkeel.engine.held_out import HeldOut, hold_out
+from fedkeel.engine.loss import loss_name
 from fedkeel.engine.own_metrics import OwnMetrics
 from fedkeel.engine.result import Clients, Run, model_at
+from fedkeel.engine.round_clock import RoundClock
 from fedkeel.engine.runners.runner import EngineChoice, Runner
+from fedkeel.engine.runners.started_before import Sent, StartedBefore
 from fedkeel.engine.schedule import factors
 from fedkeel.engine.settings import NEED_UPLOADS, Settings
-from fedkeel.engine.state.directory import (
-    RunDirectory,
-    check_same,
-    load_checkpoint,
-    run_identity,
-    save_checkpoint,
-    server_from,
-)
+from fedkeel.engine.state.checkpoint import Checkpoint, Part, check_same, run_identity, save_checkpoint, server_from
+from fedkeel.engine.state.directory import RunDirectory
 from fedkeel.engine.state.store import open_store
 from fedkeel.errors import RoundError, describe
 
@@ -89,8 +88,7 @@ class Trainer:
         settings: Settings,
         objective: Objective,
         engine: EngineChoice,
-        out: Path | None,
-        resume: bool,
+        directory: RunDirectory | None,
         store: str,
         config: dict[str, Any],
         metrics: Sequence[str] = (),
@@ -113,6 +111,8 @@ class Trainer:
         self.given = algo  # as the user gave it; `plan` fills in what follows from N, S, K and T
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers))
         settings.check_decay(self.algo)
+        self.ids: list[int] = []  # the clients of the present round
+        self._set_clock(settings)
         self.work = ClientWork(self.algo, self.fed, objective, settings.seed, settings.batch, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
@@ -130,36 +130,66 @@ class Trainer:
         check_device("init: server record", self.server, model.device)
         self.initial = to_host(PrivateLayers(self.buffers) if model.private else initial)
         wait_for(model.device)
-        self.directory = None if out is None else RunDirectory(out, resume)
-        self.fingerprint = None if out is None else fed.fingerprint()
-        self.frozen = None if out is None else model.frozen()
+        self.directory = directory
+        self.fingerprint = None if directory is None else fed.fingerprint()
+        self.frozen = None if directory is None else model.frozen()
         # The store has room for the clients that can ever take part. Room for all N could exceed the largest file that the
         # system allows, even if most of it is never used.
         most_clients = self.N if self.algo.warms_up() else min(self.N, settings.rounds * self.S)
-        path = None if self.directory is None else self.directory.store
+        path = None if directory is None else directory.store
         self.store = (
             engine.remote.store if engine.remote else open_store(self.initial, most_clients, self.S, path, store == "disk")
         )
-        self.folding = Folding(self.algo, model.layers, self.store)
-        if self.directory is not None and self.directory.checkpoint.exists():
-            self._restore(self.directory.checkpoint)
+        self.folding = Folding(self.work, self.store)
+        self.parts: dict[str, Part] = {}  # what a checkpoint keeps beside server, buffers and client memory, by name
+        if directory is not None:
+            directory.recover(self._restore)
         self._saved, self._seconds_to_write = time.monotonic(), 0.0
+
+    def _set_clock(self, settings: Settings) -> None:
+        """Virtual time and, for asynchronous runs, the event queue."""
+        self.clock: RoundClock | None = None
+        self.queue: EventQueue | None = None
+        self.sent: dict[int, Sent] = {}  # version of the model -> what clients received that have started from it
+        self.version: dict[int, int] = {}  # clients of the present round -> the version from which they started
+        self.conditions = settings.conditions()
+        pace = None
+        if settings.clock is not None:
+            from fedkeel.engine.pace import Pace
+
+            pace = Pace(Fleet(settings.clock), settings.seed, self.algo, self.model, self.fed, settings.batch)
+        began = 0.0
+        if pace is not None and self.algo.warms_up():
+            steps = settings.steps_of(self.fed.sizes).tolist()
+            everybody = Exchange("warmup", -1, list(range(self.N)), steps, {}, None, self.model.read_buffers())
+            began = float(pace.seconds(everybody, "warmup").max())  # all clients warm up at the same time
+        if settings.buffer is not None:
+            check_asynchronous(self.algo, self.model.layers)
+            at_once = settings.concurrency or settings.cohort_size(self.N)
+            plan = partial(self._plan_exchange, "client")
+            seconds = partial(pace.seconds, stage="client") if pace is not None else lambda e: np.zeros(len(e.ids))
+            self.queue = EventQueue(settings.buffer, at_once, self.schedule, plan, seconds, began)
+        elif pace is not None:
+            self.clock = RoundClock(pace, settings.deadline)
+            self.clock.now = began
 
     # The loop -----------------------------------------------------------------------------------------------------
 
     def fit(self, report: Callable[[dict[str, Any]], None]) -> Run:
         if self.directory is not None:
-            self.directory.begin(self.config, self.history)
+            self.directory.begin(self.config, self.history, self.fed.schema)
         for row in self.history:
             report(row)
         before: Any = (self.server, self.buffers)
         with one_thread(*self.engine.devices, self.model.device), contextlib.ExitStack() as stack:
             if self._goes_on():
                 # Not run as a round: the engine measures with it and reads its shapes.
-                example = self._plan_exchange("client", self.t, self.schedule.participants(self.t) or [0])
+                example = self._plan_exchange("client", self.t, self.schedule.participants(self.t)[: self.S] or [0])
                 left = self.settings.rounds - self.t
-                runner = self.engine.start(self.work, self.store, self.initial, example, self.S, left)
+                runner: Runner = self.engine.start(self.work, self.store, self.initial, example, self.S, left)
                 stack.callback(runner.close)
+                if self.queue is not None:
+                    runner = StartedBefore(runner, self.sent, self.version)
                 self._checkpoint(due=True)  # from here on the run can be resumed; also measures what a checkpoint costs
                 if not self.warmed_up:
                     self._warm_up(runner)
@@ -181,17 +211,17 @@ class Trainer:
 
     def _round(self, runner: Runner) -> dict[str, Any]:
         start, t = time.perf_counter(), self.t
-        ids = self.schedule.participants(t)
-        if not ids:
-            return self._end_round(start, self._empty_row(t))
-        expected, up, faults = len(ids), 0.0, {}
+        exchange, columns = self._selected(t) if self.queue is None else self._arrived(self.queue, t)
+        self.ids = exchange.ids
+        if not self.ids:
+            return self._end_round(start, self._empty_row(t) | columns)
+        expected, up, faults = len(self.ids), 0.0, {}
         if self.algo.surveys(t):
-            survey = self._exchange(runner, self._plan_exchange("survey", t, ids))
+            survey = self._exchange(runner, dataclasses.replace(exchange, stage="survey"))
             up, faults = survey.up, survey.faults
-        # First draw the roles for all clients, then leave out those that failed in the survey: so a client has the same role
-        # in both exchanges.
-        good = [position for position, client in enumerate(ids) if str(client) not in faults]
-        exchange = self._plan_exchange("client", t, ids).only(good)
+            # What the server sends has changed. The clients keep the roles that they had in the survey.
+            exchange = dataclasses.replace(exchange, down=down_record(self.algo, self.server), buffers=self.buffers)
+            exchange = exchange.only([position for position, i in enumerate(self.ids) if str(i) not in faults])
         old = self.server
         result = self._exchange(runner, exchange)
         row = {
@@ -204,7 +234,7 @@ class Trainer:
             "faults": faults | result.faults,
         }
         try:
-            row |= result.extra_columns | self._evaluation(t) | (self.warmup_columns if t == 0 else {})
+            row |= result.extra_columns | columns | self._evaluation(t) | (self.warmup_columns if t == 0 else {})
             if self.metrics and self._evaluates(t):
                 row |= self._measured(old, result)
             row |= self._own_evaluation(t, row)
@@ -213,6 +243,51 @@ class Trainer:
         if self.attendance is not None:
             row |= self.attendance.add(t, result.r.ids.tolist())
         return self._end_round(start, row)
+
+    def _selected(self, t: int) -> tuple[Exchange, dict[str, Any]]:
+        """The clients of a round that are in time, and columns of the history about virtual time."""
+        if self.clock is None:
+            return self._plan_exchange("client", t, self.schedule.participants(t)), {}
+        self.clock.now = now = self.schedule.somebody_from(self.clock.now)
+        ids, wanted = self.schedule.participants(t, now), self.N
+        if self.settings.overselect > 1:
+            wanted = self.schedule.S
+            ids = self.schedule.draw(t, min(self.N, math.ceil(self.settings.overselect * wanted)), now)
+        exchange = self._plan_exchange("client", t, ids)
+        if not ids:
+            return exchange, {"clock_seconds": now, "late": 0, "timeline": []}
+        in_time, columns = self.clock.round(exchange, self.algo.surveys(t), wanted)
+        return exchange.only(in_time), columns
+
+    def _arrived(self, queue: EventQueue, t: int) -> tuple[Exchange, dict[str, Any]]:
+        """The clients whose uploads the server uses in its step t of an asynchronous run, and columns of the history."""
+        self.sent[t] = Sent(down_record(self.algo, self.server), self.buffers)
+        starts = queue.step()
+        for version in self.sent.keys() - queue.needed() - {start.version for start in starts}:
+            del self.sent[version]
+        self.version.clear()
+        self.version.update({start.client: start.version for start in starts})
+        names = starts[0].roles if starts else ()
+        drawn = {name: np.array([start.roles[name] for start in starts]) for name in names}
+        K, delays = [start.K for start in starts], [t - start.version for start in starts]
+        exchange = Exchange(
+            "client",
+            t,
+            [start.client for start in starts],
+            K,
+            drawn,
+            *self.sent.get(t, self._now()),
+            lr_factor=self.lr_factor(t),
+        )
+        columns: dict[str, Any] = {"staleness": sum(delays) / max(1, len(delays)), "most_stale": max(delays, default=0)}
+        if self.settings.clock is not None:
+            work = [[start.client, start.begins, start.ends, True] for start in starts]
+            columns |= {"clock_seconds": queue.now, "timeline": work}
+        return exchange, columns
+
+    def _now(self) -> Sent:
+        """What the server would send now."""
+        return Sent(down_record(self.algo, self.server), self.buffers)
 
     def _empty_row(self, t: int) -> dict[str, Any]:
         """The row of a round to which nobody came: it changes nothing and costs nothing."""
@@ -231,7 +306,7 @@ class Trainer:
                 self.stopped = call_all(self.callbacks, row, state)
         self.t += 1
         if self.directory is not None:
-            self.directory.add(row)
+            self.directory.history.add(row)
         self._checkpoint(due=not self._goes_on() or self.engine.remote is not None)
         return row
 
@@ -310,17 +385,21 @@ class Trainer:
         reason = f"{answered} of {clients} clients answered, min_clients is {least}; {why}"
         return RoundError(self.algo.name, t, int(client), stage, reason)
 
-    def _plan_exchange(self, stage: str, t: int, ids: list[int]) -> Exchange:
-        """Draws the clients' roles and numbers of steps, and takes what the server sends."""
-        drawn = self.algo.draw(seeding.generator(self.settings.seed, seeding.ROLES, t), ids)
+    def _plan_exchange(self, stage: str, t: int, ids: list[int], turn: int = 0) -> Exchange:
+        """Draws the clients' roles and numbers of steps, and takes what the server sends.
+
+        turn: counts the groups of clients that start from the same model, in asynchronous runs.
+        """
+        if not ids:
+            return Exchange(stage, t, [], [], {}, *self._now())
+        drawn = self.algo.draw(seeding.generator(self.settings.seed, seeding.ROLES, t, turn), ids)
         for name, z in drawn.items():
             if not isinstance(z, np.ndarray) or z.shape != (len(ids),):
                 raise ValueError(f"{self.algo.name}: draw returns {name} = {z!r}; it must be an array of {len(ids)} numbers")
         K = drawn.pop("K").tolist() if "K" in drawn else self.settings.steps_of(self.fed.sizes[ids]).tolist()
         if not all(isinstance(k, int) and k >= 1 for k in K):
             raise ValueError(f"{self.algo.name}: draw returns K = {K}; it must be whole numbers >= 1")
-        down, lr_factor = down_record(self.algo, self.server), self.lr_factor(max(t, 0))
-        return Exchange(stage, t, ids, K, drawn, down, self.buffers, lr_factor=lr_factor)
+        return Exchange(stage, t, ids, K, drawn, *self._now(), lr_factor=self.lr_factor(max(t, 0)))
 
     def _round_facts(self, exchange: Exchange, kept: list[int], last: bool) -> Round:
         """What the server's step may know of the exchange. kept: positions of the clients that answered.  last: False
@@ -332,6 +411,9 @@ class Trainer:
         weight = torch.full_like(samples, 1 / self.N) if uniform else samples / float(self.fed.offsets[-1])
         if self.schedule.probabilities is not None and exchange.stage != "warmup":
             p = weight / torch.from_numpy(self.schedule.probabilities[ids])
+        stale = [exchange.t - self.version.get(i, exchange.t) for i in ids.tolist()]
+        if any(stale) and exchange.stage == "client":
+            p = p * torch.tensor([self.settings.freshness(tau) for tau in stale], dtype=torch.float64)
         facts = Round(
             t=exchange.t,
             N=self.N,
@@ -341,6 +423,7 @@ class Trainer:
             weight=weight,
             drawn=SimpleNamespace(**{name: torch.from_numpy(z).double()[kept] for name, z in exchange.drawn.items()}),
             last=last,
+            delay=torch.tensor(stale, dtype=torch.float64),
         )
         return round_on(facts, self.model.device)
 
@@ -382,8 +465,7 @@ class Trainer:
             return {"test_accuracy": None, "test_loss": None}
         row = self._tested(self.fed.test, self.buffers, self.own_metrics.outputs)
         if self.model.private:  # each client has its own layers: also the mean accuracy over those that took part
-            ids = self.schedule.participants(t)
-            layers = [to_device(self.store.read(i).values, self.model.device) for i in ids if i in self.store]
+            layers = [to_device(self.store.read(i).values, self.model.device) for i in self.ids if i in self.store]
             rows = [self._tested(self.fed.test, values) for values in layers]
             if rows:  # clients on other machines do not send their layers
                 row["client_accuracy"] = sum(z["test_accuracy"] or 0.0 for z in rows) / len(rows)
@@ -422,7 +504,10 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         parts = (self.settings, self.algo, self.model, self.initial, self.t)
-        conditions = {"participation": self.schedule.identity}
+        conditions = {
+            "participation": self.schedule.identity,
+            "loss": loss_name(self.objective.step or self.objective.loss),
+        } | self.conditions
         return run_identity(*parts, data=self.fingerprint, frozen=self.frozen, conditions=conditions)
 
     def _checkpoint(self, due: bool) -> None:
@@ -433,31 +518,27 @@ class Trainer:
         now = time.monotonic()
         if not due and now - self._saved < self._seconds_to_write / CHECKPOINT_SHARE:
             return
-        facts: dict[str, Any] = {
-            "identity": self._identity(),
-            "history": self.history,
-            "engine": self.engine.name,
-            "why": self.engine.why,
-            "warmup": self.warmup_columns,
-            "stopped": self.stopped,
-            "rounds": self.settings.rounds,
-            "clients": self.N,
-        }
+        facts: dict[str, Any] = {"identity": self._identity(), "engine": self.engine.name, "why": self.engine.why}
+        facts |= {"warmup": self.warmup_columns, "extent": self.directory.history.sync()}
+        facts |= {"stopped": self.stopped, "rounds": self.settings.rounds, "clients": self.N}
         tensors = {"buffers": self.buffers, **self.store.index()}
         if self.best is not None:
             facts["best"], tensors = self.best.scores(), tensors | self.best.tensors()
-        save_checkpoint(self.directory.checkpoint, self.t, self.server, tensors, facts)
-        self.store.pin()  # only now may slots be overwritten that only the older checkpoint needs
+        for version, sent in self.sent.items():
+            tensors |= {f"sent.{version}.{name}": z for name, z in sent.down._asdict().items()}
+            tensors[f"sent.{version}"] = sent.buffers
+        paths = self.directory.checkpoint, self.directory.previous
+        save_checkpoint(*paths, self.t, self.server, tensors, facts, self.parts)
+        self.store.pin()  # only now may slots be overwritten that only the older checkpoints need
         self._saved = time.monotonic()
         self._seconds_to_write = self._saved - now
 
-    def _restore(self, path: Path) -> None:
+    def _restore(self, saved: Checkpoint, history: list[dict[str, Any]]) -> None:
         """Goes back to the state of a checkpoint, after a check that it belongs to this run."""
-        self.t, tensors, facts = load_checkpoint(path)
-        self.history = facts["history"]
-        if self.attendance is not None:
-            self.attendance.replay(self.history)
+        self.t, tensors, facts, self.history = saved.t, saved.tensors, saved.facts, history
         then = facts["identity"]
+        if then["data"] != self.fingerprint and self.fed.had_fingerprint(then["data"]):
+            then["data"] = self.fingerprint
         left_to_method = [name for name, value in dataclasses.asdict(self.given).items() if value is None]  # type: ignore[call-overload]
         # A checkpoint of an older version may lack hyper-parameters that the method has now: they had their defaults.
         check_same(then | {"algorithm": defaults(type(self.algo)) | then["algorithm"]}, self._identity(), left_to_method)
@@ -465,14 +546,33 @@ class Trainer:
             raise ValueError(f"resume: the checkpoint is at round {self.t}, beyond rounds = {self.settings.rounds}")
         self.server = server_from(tensors, self.server, self.model.device)
         self.buffers = to_device(tensors["buffers"], self.buffers.device)
-        self.store.restore(tensors)
+        self.store.restore(tensors)  # raises if a record is damaged; then this is called again with an older checkpoint
+        if self.attendance is not None:
+            self.attendance.replay(self.history)
+        for name, part in self.parts.items():
+            if name in saved.parts:
+                part.restore(saved.parts[name])
         self.warmed_up, self.warmup_columns = True, facts["warmup"]
         if facts.get("rounds") == self.settings.rounds:  # with more rounds, a run that was stopped goes on
             self.stopped = facts["stopped"]
         if "best" in facts:
             self.best = BestRound.restored(facts["best"], tensors, self.model.device)
+        self._restore_time(tensors)
         if self.engine.name == "auto":
             self.engine.name, self.engine.why = facts["engine"], facts["why"]
+
+    def _restore_time(self, tensors: dict[str, Tensor]) -> None:
+        """Sets clock and event queue to the moment of the checkpoint."""
+        if self.clock is not None and self.history:
+            self.clock.now = self.history[-1]["clock_seconds"]
+        if self.queue is None:
+            return
+        for _ in range(self.t):
+            self.queue.step()
+        template = self._now().down
+        for version in self.queue.needed():
+            values = (tensors[f"sent.{version}.{name}"].to(self.model.device, copy=True) for name in template._fields)
+            self.sent[version] = Sent(type(template)(*values), to_device(tensors[f"sent.{version}"], self.buffers.device))
 
     def _result(self) -> Run:
         """The result in memory, and in the directory of the run if there is one."""

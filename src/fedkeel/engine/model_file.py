@@ -24,15 +24,17 @@ LAYERS = "layers.pt"  # the modules of the model without their weights
 OURS = ("torch.nn.modules.", "fedkeel.models.")  # modules of these packages are rebuilt from LAYERS
 
 
-def write_model(model: nn.Module, path: Path) -> None:
-    """The weights, and the layers if `read_model` can rebuild them."""
+def write_model(model: nn.Module, path: Path) -> bytes:
+    """Writes the weights, and the layers if `read_model` can rebuild them -> the content of the file with the weights."""
     weights = {name: z.detach().cpu().contiguous().clone() for name, z in model.state_dict().items()}
-    write_atomically(path / MODEL, save(weights))
+    saved = save(weights)
+    write_atomically(path / MODEL, saved)
     if all(f"{type(part).__module__}.".startswith(OURS) for part in model.modules()):
         content = io.BytesIO()
         torch.save(copy.deepcopy(model).to("meta"), content)
         if _classes(content.getvalue()) is not None:
             write_atomically(path / LAYERS, content.getvalue())
+    return saved
 
 
 def read_model(folder: Path, model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:

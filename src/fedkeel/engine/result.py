@@ -19,6 +19,7 @@ from fedkeel.engine.attendance import Attendance
 from fedkeel.engine.best_round import BestRound
 from fedkeel.engine.machine import peak_memory
 from fedkeel.engine.state.store import Store
+from fedkeel.errors import refuse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,6 +125,15 @@ class Run:
 
         return save_run(self, Path(path))
 
+    def export(self, path: str | Path, which: str = "final", example: Any = None) -> Path:
+        """Writes the model for other programs. The end of the path says how: .safetensors, .onnx, or a folder for models of
+        Hugging Face.  which: "final" or "best".  example: a batch of inputs, which ONNX needs."""
+        from fedkeel.engine.export import export_model
+
+        if which not in ("final", "best"):
+            raise refuse("which", which, "'final' or 'best'")
+        return export_model(self.model if which == "final" else self.best, Path(path), example)
+
     def __repr__(self) -> str:
         from fedkeel.engine.run_text import run_line
 
@@ -153,6 +163,12 @@ class Run:
         found = Attendance(len(self.clients))
         found.replay(self.history)
         return found.frame(len(self.history))
+
+    def timeline(self) -> Figure:
+        """A matplotlib figure of who worked when, in virtual time. Only runs with a clock have it."""
+        from fedkeel.engine.timeline import draw_timeline
+
+        return draw_timeline(self.history)
 
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole run, as in summary.json."""

@@ -24,8 +24,10 @@ from fedkeel.engine.machine import made_with
 from fedkeel.engine.model_file import MODEL, read_model, write_model
 from fedkeel.engine.result import Clients, KeptClients, Run
 from fedkeel.engine.state import directory
+from fedkeel.engine.state.checkpoint import load_checkpoint
+from fedkeel.engine.state.history_file import HistoryFile
 from fedkeel.engine.state.store import ALIGN, Layout
-from fedkeel.files import as_toml, guarded, read_toml, write_atomically
+from fedkeel.files import as_toml, guarded, read_toml, sealed, write_atomically
 
 STATE = "run.safetensors"  # what `save` keeps of a run beside its model: records, best round, method
 FORMAT = "fedkeel-run-1"
@@ -50,10 +52,10 @@ def save_run(run: Run, path: Path) -> Path:
     tensors = {name: z.detach().to("cpu", copy=True).contiguous() for name, z in tensors.items()}
     write_atomically(path / STATE, save(tensors, {"format": FORMAT, "facts": json.dumps(facts)}))
     write_atomically(path / directory.CONFIG, tomli_w.dumps(as_toml(run.config)).encode())
-    write_atomically(path / directory.HISTORY, "".join(json.dumps(row) + "\n" for row in run.history).encode())
+    HistoryFile(path).begin(run.history)
     write_model(run.model, path)
     about = run.summary() | {"made_with": made_with()}
-    write_atomically(path / directory.SUMMARY, json.dumps(about, indent=2).encode())
+    write_atomically(path / directory.SUMMARY, sealed(about, indent=2).encode())
     return path
 
 
@@ -102,7 +104,8 @@ def _from_state(folder: Path, parts: dict[str, Any]) -> Run:
 
 def _from_checkpoint(folder: Path, parts: dict[str, Any]) -> Run:
     """A run that `train(..., out=)` has written."""
-    _, tensors, facts = directory.load_checkpoint(folder / directory.CHECKPOINT)
+    saved = load_checkpoint(folder / directory.CHECKPOINT)
+    tensors, facts = saved.tensors, saved.facts
     identity = facts["identity"]
     algo = _method(identity["algorithm"])
     names, shapes = zip(*((name, torch.Size(shape)) for name, shape in identity["model"]), strict=True)

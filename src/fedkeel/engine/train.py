@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
@@ -9,16 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.core.device import named_devices
 from fedkeel.core.flat import FlatModel, copy_of, set_memory_format
-from fedkeel.core.steps import Loss, Step, check_one_number
-from fedkeel.data.federation import Federation
+from fedkeel.core.steps import Loss, Step, check_one_number, whole_batch
+from fedkeel.data.dataset_pool import DatasetPool, kind_of
+from fedkeel.data.federation import Federation, misplaced
+from fedkeel.data.tokens import as_model_reads
 from fedkeel.engine.callbacks import Callback, check_callbacks
-from fedkeel.engine.evaluation import evaluating
+from fedkeel.engine.evaluation import evaluating, unchanged
+from fedkeel.engine.fleet import Fleet
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
 from fedkeel.engine.machine import keep_freed_memory
@@ -27,6 +32,7 @@ from fedkeel.engine.participation import Participation
 from fedkeel.engine.result import Run
 from fedkeel.engine.runners.runner import EngineChoice, Remote
 from fedkeel.engine.settings import Settings, check_loss, check_out, check_step, check_store
+from fedkeel.engine.state.directory import RunDirectory
 from fedkeel.errors import describe, refuse
 
 Progress = bool | Callable[[dict[str, Any]], None]  # a bar on the screen, or a function that gets every row of the history
@@ -103,8 +109,14 @@ def train(
     algorithm: str | Algorithm,
     *,
     rounds: int = Settings.rounds,
-    cohort: int | float | Sequence[Sequence[int]] = Settings.cohort,
+    cohort: int | float | Sequence[Sequence[int]] | Callable[[int], Any] = Settings.cohort,
     participation: str | Participation | None = Settings.participation,
+    clock: str | Fleet | None = Settings.clock,
+    deadline: float | None = Settings.deadline,
+    overselect: float = Settings.overselect,
+    buffer: int | None = Settings.buffer,
+    concurrency: int | None = Settings.concurrency,
+    staleness: str | Callable[[int], float] = Settings.staleness,
     local_steps: int | None = Settings.local_steps,
     local_epochs: int | None = Settings.local_epochs,
     batch_size: int | str | None = Settings.batch_size,
@@ -142,8 +154,13 @@ def train(
 
     The defaults are those of the command line: 100 rounds of 10 clients, 10 local steps with 20 samples each.
 
-    cohort: the clients of a round: a count, a fraction (float), or the client ids of every round.
+    cohort: the clients of a round: a count, a fraction (float), the client ids of every round, or a function of the round t
+        that returns client ids, a count or a fraction.
     participation: who is there, e.g. fedkeel.participation("markov", on=0.2, off=0.1); see docs/participation.md.
+    clock: speeds of the clients, e.g. fedkeel.Fleet("phones"); then the history has virtual seconds.
+    deadline: virtual seconds after which a round goes on without the late.  overselect: times the cohort to select.
+    buffer: asynchronous; the server makes a step after this number of uploads.  concurrency: clients at work at once.
+    staleness: "sqrt", "constant" or a function: the factor of an upload whose model is tau server steps old.
     local_steps: mini-batch steps of a client in a round.
     local_epochs: passes of a client over its data in a round. If you give local_steps too, local_steps is used.
     batch_size: samples of a step; "all" or None takes all local data in every step.
@@ -173,15 +190,21 @@ def train(
     config: what `out` records as the run's config; by default these settings.
     remote: clients on other machines; then `fed` holds their sizes and the test data only (fedkeel.deploy).
 
-    >>> fed = load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
-    >>> run = train(lambda: mlp(64, 10), fed, "fedlada", rounds=100, cohort=10)
+    >>> fed = fk.load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
+    >>> run = fk.train(fk.model("mlp", fed), fed, "fedlada", rounds=100, cohort=10)
     """
     if not isinstance(fed, Federation):
-        raise ValueError(f"fed: expected a Federation (see Federation.from_arrays), not {type(fed).__name__}")
+        raise ValueError(f"fed: expected a Federation, not {kind_of(fed)}{misplaced(fed) or '; see Federation.from_arrays'}")
     names, objects = separate(metrics)
     settings = Settings(
         rounds=rounds,
         cohort=cohort,
+        clock=clock,  # type: ignore[arg-type]  # Settings keeps its name
+        deadline=deadline,
+        overselect=overselect,
+        buffer=buffer,
+        concurrency=concurrency,
+        staleness=staleness,
         participation=participation,  # type: ignore[arg-type]  # Settings keeps its text
         local_steps=local_steps,
         local_epochs=local_epochs if local_steps is None else None,
@@ -217,9 +240,9 @@ def train(
     settings.check_with(algo, len(fed), remote is not None)
     if config is None:
         how_long = {name: getattr(settings, name) for name in ("rounds", "evaluate_every", "min_clients")}
-        exact = settings.identity() | {"local_epochs": settings.local_epochs, "batch_size": settings.batch_size}
+        exact = settings.identity() | {"participation": settings.participation} | settings.conditions()
+        exact |= {"local_epochs": settings.local_epochs, "batch_size": settings.batch_size}
         exact |= {"validation": settings.validation, "evaluate_on": settings.evaluate_on}
-        exact |= {"participation": settings.participation}
         if settings.lr_schedule is not None:
             exact["lr_schedule"] = settings.lr_schedule if isinstance(settings.lr_schedule, str) else "a Python function"
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **how_long, **exact}  # type: ignore[call-overload]
@@ -268,6 +291,7 @@ def train_checked(
     devices = named_devices(settings.devices)
     device = str(devices[0]) if devices else settings.device
     flat = make_flat(model, settings.seed, device, dtype, algo.facts.private, settings.memory_format)
+    fed = as_model_reads(flat.module, fed)
     if algo.facts.needs:
         from fedkeel.core.features import check_inside
 
@@ -281,34 +305,44 @@ def train_checked(
     ray = {"address": settings.ray_address, "device": settings.device}
     runner = EngineChoice(settings.engine, settings.workers, settings.timeout, ray, remote, devices)
     goal = objective(flat, own.loss, settings.weight_decay, settings.clip, settings.precision, own.step)
-    folder = Path(out) if out else None
     measured = (settings.metrics, own_metrics(own.metrics, flat.device), own.callbacks, returns_partial)
-    trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, resume, store, config, *measured)
-    if callable(progress):
-        return trainer.fit(progress)
-    if not progress:
-        return trainer.fit(lambda row: None)
-    from fedkeel.engine.progress import progress_bar
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(RunDirectory(Path(out), resume)) if out else None
+        trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, store, config, *measured)
+        if callable(progress):
+            return trainer.fit(progress)
+        if not progress:
+            return trainer.fit(lambda row: None)
+        from fedkeel.engine.progress import progress_bar
 
-    with progress_bar(algo.name, settings.rounds) as bar:
-        return trainer.fit(bar)
+        return trainer.fit(stack.enter_context(progress_bar(algo.name, settings.rounds)))
 
 
 # Do model, data and loss fit together? -----------------------------------------------------------------------------
 
 
-def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], own: OwnCode, where: str = "") -> None:
+def check_fit(model: FlatModel, fed: Federation, data: tuple[Any, Any], own: OwnCode, where: str = "") -> None:
     """Raises if the model does not take the data, or has no output for some label. With a loss of the user's: raises if the
     loss does not take output and target. where: the start of the message."""
-    labels, loss = data[1], own.loss
-    x, y = model.cast(data[0][:2], fed.prepare), labels[:2].to(model.device)
+    loss = own.loss
+    if isinstance(data[0], DatasetPool):
+        x, labels = data[0].batch(np.arange(min(2, len(data[0]))))
+        if not isinstance(labels, Tensor) and own.step is None:
+            raise ValueError(
+                f"{where}data: a batch is a {kind_of(x)}, not a pair (x, y); pass step=, or a collate= that makes pairs"
+            )
+        x, y = model.cast_nested(x), model.cast_nested(labels)
+    else:
+        labels = data[1]
+        x, y = model.cast(data[0][:2], fed.prepare), labels[:2].to(model.device)
     if own.step is not None:
-        return _check_step(own.step, model, (x, model.cast(y)), where)
+        return _check_step(own.step, model, whole_batch(x, model.cast_nested(y)), where)
     try:
-        with torch.enable_grad(), evaluating(model.module):  # in training mode, BatchNorm may refuse so few samples
+        # In training mode, BatchNorm may refuse so few samples.
+        with torch.enable_grad(), evaluating(model.module), unchanged(model.module):
             output = model.module(x)
     except Exception as error:
-        raise ValueError(f"{where}model: it does not take samples of shape {list(x.shape[1:])}: {error}") from error
+        raise _does_not_take(model, x, where, error) from error
     if loss is not None:
         return _check_loss(loss, output, model.cast(y), where)
     if labels.is_floating_point():
@@ -335,6 +369,21 @@ def _check_step(step: Step, model: FlatModel, batch: Any, where: str) -> None:
     except Exception as error:
         raise ValueError(f"{where}step: it fails on a batch of two samples: {describe(error)}") from error
     _check_value(value, f"{where}step")
+
+
+def _does_not_take(model: FlatModel, x: Any, where: str, error: Exception) -> ValueError:
+    """The error for a model that fails on two samples."""
+    if not isinstance(x, Tensor):
+        return ValueError(f"{where}model: it does not take inputs that are a {kind_of(x)}: {describe(error)}")
+    if not x.is_floating_point():
+        with contextlib.suppress(Exception), torch.no_grad(), evaluating(model.module):
+            model.module(x.to(model.dtype))
+            kind = str(x.dtype).removeprefix("torch.")
+            return ValueError(
+                f"{where}x: the inputs are whole numbers ({kind}), but the model needs floating-point numbers; pass "
+                "x.float() or x.astype('float32')"
+            )
+    return ValueError(f"{where}model: it does not take samples of shape {list(x.shape[1:])}: {error}")
 
 
 def _check_loss(loss: Loss, output: Any, target: Tensor, where: str) -> None:

@@ -16,6 +16,7 @@ from fedkeel.core.many_clients import ManyClients, ManyOracle
 from fedkeel.core.records import check_finite
 from fedkeel.core.steps import at_once
 from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
+from fedkeel.data.dataset_pool import DatasetPool
 from fedkeel.engine import seeding
 from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.state.store import Store
@@ -31,6 +32,8 @@ class Vectorized:
         reason = "its normalisation layers stay with the clients" if model.private else cannot_vectorize(model.module)
         if work.objective.step is not None:
             reason = "step= computes one batch of one client"
+        if isinstance(work.fed.x, DatasetPool):
+            reason = "data sets are read one batch at a time"
         if work.objective.precision is not None:
             reason = f"with precision = {work.objective.precision!r} it would round differently"
         if reason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from fedkeel.study.results.numbers import ACCURACIES, COLUMNS, failures, label_of, target_name
+from fedkeel.study.results.numbers import ACCURACIES, COLUMNS, LOSSES, failures, label_of, target_name
 from fedkeel.wording import amount, value_text
 
 Row = Mapping[str, Any]
@@ -44,12 +44,18 @@ def failures_text(row: Row) -> str:
 
 def screen_row(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
     """A row of the summary on the screen. If not all seeds reached a target, it has `>rounds` and the share that did."""
-    shown = {"method": row["method"], "final accuracy": with_deviation(row, "final_accuracy", ".3f")}
-    shown["best accuracy"] = with_deviation(row, "best_accuracy", ".3f")
+    shown = {"method": row["method"]}
+    if row.get("final_test_loss") is not None:
+        shown |= {label_of(name): with_deviation(row, name, ".4g") for name in LOSSES}
+    else:
+        shown["final accuracy"] = with_deviation(row, "final_accuracy", ".3f")
+        shown["best accuracy"] = with_deviation(row, "best_accuracy", ".3f")
     for number, target in enumerate(targets):
         name = target_name(number)
         shown[f"rounds to {target_text(row, target)}"] = to_target_text(row, "rounds", name)
         shown[f"floats to {target_text(row, target)}"] = to_target_text(row, "floats", name)
+        if row.get("hours") is not None:
+            shown[f"virtual hours to {target_text(row, target)}"] = to_target_text(row, "hours", name)
     shown["seconds"] = "-" if row["seconds_std"] is None and row["seeds"] == 0 else f"{row['seconds']:.1f}"
     if row["errors"]:
         shown["method"] += f"\n({failures_text(row)})"
@@ -62,10 +68,12 @@ def target_text(row: Row, target: float) -> str:
 
 
 def to_target_text(row: Row, kind: str, name: str) -> str:
-    """What a row spent until a target. kind: rounds, floats, up or cost."""
+    """What a row spent until a target. kind: rounds, floats, up, cost or hours."""
     value = row[f"{kind}_to_{name}"]
     if not row["seeds"]:
         return "-"
+    if kind == "hours":
+        return f">{row[kind]:.3g}" if value is None else with_deviation(row, f"hours_to_{name}", ".3g")
     if kind in ("floats", "up"):
         return f">{amount(row[kind])}" if value is None else amount(value)
     return missed_target_text(row, name, kind) if value is None else with_deviation(row, f"{kind}_to_{name}", ".1f")
@@ -129,8 +137,9 @@ def table_rows(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     finals += ["dropped"] * any(row["dropped"] for row in rows)
     finals.sort(key=lambda key: COLUMNS.index(key) if key in COLUMNS else len(COLUMNS))
     targets, chosen, lines = sorted({z for row in rows for z in row["targets"]}), any(row["chosen"] for row in rows), []
+    accuracies = () if "final_test_loss" in keys and "final_accuracy" not in keys else ACCURACIES
     for row in rows:
-        found: dict[str, Cell] = {label_of(name): (with_deviation(row, name, ".4f"), row[name]) for name in ACCURACIES}
+        found: dict[str, Cell] = {label_of(name): (with_deviation(row, name, ".4f"), row[name]) for name in accuracies}
         for target in targets:
             found |= _to_target(row, target, keys)
         found |= {label_of(name): (with_deviation(row, name, ".4g"), row.get(name)) for name in finals}
@@ -155,6 +164,7 @@ def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]
         missed = BEYOND * (2 - row[f"reached_{name}"] / row["seeds"])
     counted = {"rounds": "rounds", "floats": "floats", "up": "uploaded floats"}
     counted |= {"cost": "paper's cost"} if "cost" in keys else {}
+    counted |= {"hours": "virtual hours"} if "hours" in keys else {}
     found: dict[str, Cell] = {}
     for kind, label in counted.items():
         known = f"{kind}_to_{name}" in row

@@ -35,6 +35,7 @@ OTHER = (
     "dropped",
     "faults",
     "seconds",
+    "clock_seconds",
     "test_accuracy",
     "test_loss",
 )
@@ -84,6 +85,12 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
     if scores:
         found["last10_accuracy"] = statistics.fmean(measured(history[-LAST:], "test_accuracy") or scores[-1:])
         found["rounds_to_best"] = first_at(history, max(scores))
+    elif losses := measured(history, "test_loss"):  # regression, or another task without classes
+        found |= {"final_test_loss": losses[-1], "least_test_loss": min(losses)}
+    if held_out := measured(history, "val_accuracy"):
+        found["best_val_accuracy"] = max(held_out)
+    elif losses := measured(history, "val_loss"):
+        found["least_val_loss"] = min(losses)
     for column in [key for key in history[-1] if key not in OTHER]:
         if isinstance(history[-1][column], int | float):
             found[f"final_{column}"] = history[-1][column]
@@ -94,6 +101,8 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
     found |= {"floats": both[-1], "up": up[-1], "seconds": sum(row["seconds"] for row in history)}
     if cost is not None:
         found["cost"] = len(history) * cost
+    if "clock_seconds" in history[-1]:
+        found["hours"] = history[-1]["clock_seconds"] / 3600
     found["dropped"] = sum(row["dropped"] + len(row.get("warmup_faults", ())) for row in history)
     if outcome.memory_mb is not None:
         found["memory_mb"] = outcome.memory_mb
@@ -103,6 +112,8 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
             found |= {f"rounds_to_{name}": rounds, f"floats_to_{name}": both[rounds - 1], f"up_to_{name}": up[rounds - 1]}
             if cost is not None:
                 found[f"cost_to_{name}"] = rounds * cost
+            if "hours" in found:
+                found[f"hours_to_{name}"] = history[rounds - 1]["clock_seconds"] / 3600
             if on != "test_accuracy" and history[rounds - 1].get("test_accuracy") is not None:
                 found[f"at_{name}_accuracy"] = history[rounds - 1]["test_accuracy"]
     return found
@@ -126,7 +137,8 @@ def summarise(
     for name in map(target_name, range(len(targets))):
         there = [run for run in runs if f"rounds_to_{name}" in run]
         row[f"reached_{name}"] = len(there)
-        for kind in ("rounds", "floats", "up") + (("cost",) if cost is not None else ()):
+        timed = any("hours" in run for run in runs)
+        for kind in ("rounds", "floats", "up") + ("cost",) * (cost is not None) + ("hours",) * timed:
             row |= moments(f"{kind}_to_{name}", runs)
             row |= {f"reached_{key}": z for key, z in moments(f"{kind}_to_{name}", there).items()}
     for name in (*ACCURACIES, "floats", "up", "dropped", "seconds", "memory_mb"):
@@ -146,6 +158,14 @@ def deciding_score(rows: Sequence[Row]) -> str:
     """The column of the rows by which the methods of a study are compared."""
     columns = [SCORE_OF.get(column, f"final_{column}") for column in DECIDING]
     return next((one for one in columns if any(row.get(one) is not None for row in rows)), SCORE_OF["test_accuracy"])
+
+
+def trial_score(metric: str, numbers: Row) -> str:
+    """The number that decides between trials. The default metric gives validation data the first place."""
+    if metric != "best_accuracy":
+        return metric
+    names = ("best_val_accuracy", "least_val_loss", "best_accuracy", "least_test_loss")
+    return next((name for name in names if name in numbers), metric)
 
 
 def scores_by_seed(outcomes: Sequence[Outcome], score: str) -> dict[int, float]:
@@ -185,14 +205,19 @@ def curves(outcomes: Sequence[Outcome]) -> Row:
     if not good:
         return {"round": [], "floats": [], "accuracy": {}}
     first = good[0].history
-    at = [t for t, row in enumerate(first) if row.get("test_accuracy") is not None] or [len(first) - 1]
+    at = [t for t, row in enumerate(first) if row.get("test_accuracy") is not None]
+    losses = [t for t, row in enumerate(first) if row.get("test_loss") is not None] if not at else []
+    at = at or losses or [len(first) - 1]
     sent = [floats_sent(outcome.history) for outcome in good]
     found: Row = {
         "round": [t + 1 for t in at],
         "floats": [statistics.fmean(one[t] for one in sent) for t in at],
         "accuracy": {str(outcome.seed): finite(outcome.accuracies) for outcome in good},
     }
-    for column in [key for key, value in first[at[-1]].items() if key not in OTHER and isinstance(value, int | float)]:
+    if "clock_seconds" in first[-1]:
+        found["hours"] = [statistics.fmean(outcome.history[t]["clock_seconds"] for outcome in good) / 3600 for t in at]
+    columns = [key for key, value in first[at[-1]].items() if key not in OTHER and isinstance(value, int | float)]
+    for column in ["test_loss"] * bool(losses) + columns:
         found[column] = {str(outcome.seed): finite([outcome.history[t].get(column) for t in at]) for outcome in good}
     return found
 
@@ -226,11 +251,23 @@ MEASURED = {
     "qp": ("final_qp_violated", "final_qp_turned", "final_qp_residual"),
 }
 ALWAYS = (*ACCURACIES, "rounds_to_best", "final_train_loss", "floats", "up", "dropped", "seconds", "memory_mb")
-COLUMNS = (*ALWAYS, "cost", "final_client_accuracy", *(column for columns in MEASURED.values() for column in columns))
+CONDITIONS = ("hours", "final_late", "final_coverage", "final_record_age", "final_oldest_record", "final_staleness")
+LOSSES = ("final_test_loss", "least_test_loss")  # in place of accuracies, for regression
+VALIDATION = ("best_val_accuracy", "final_val_accuracy", "least_val_loss", "final_val_loss")
+COLUMNS = (
+    *LOSSES,
+    *ALWAYS,
+    *VALIDATION,
+    "cost",
+    "final_client_accuracy",
+    *CONDITIONS,
+    *(column for columns in MEASURED.values() for column in columns),
+)
 NAMES = {
     "last10_accuracy": "accuracy, mean of last 10 rounds",
     "accuracy": "test accuracy",
     "train_loss": "mean local training loss",
+    "least_test_loss": "best test loss",
     "train_set_loss": "loss on all training data",
     "train_accuracy": "accuracy on all training data",
     "client_accuracy": "accuracy with the clients' own layers",
@@ -245,9 +282,16 @@ NAMES = {
     "least_gradient_norm": "least gradient norm",
     "mean_gradient_norm": "gradient norm, mean over rounds",
     "dropped": "dropped answers",
+    "hours": "virtual hours",
+    "late": "late clients",
+    "coverage": "share of clients that have come",
+    "record_age": "mean age of client records (rounds)",
+    "oldest_record": "age of the oldest client record (rounds)",
+    "staleness": "mean delay of uploads (server steps)",
+    "most_stale": "largest delay of an upload (server steps)",
 }
 TARGETS = r"(target|second|third|target_\d+)"
-OF_TARGET = (re.compile(rf"(rounds|floats|up|cost)_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))
+OF_TARGET = (re.compile(rf"(rounds|floats|up|cost|hours)_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))
 
 
 def label_of(column: str) -> str:
@@ -271,7 +315,10 @@ def is_column(name: str) -> bool:
 def check_column(where: str, name: str) -> None:
     """Raises ValueError if no study can have this column."""
     if not is_column(name):
-        known = [*COLUMNS, *(f"{kind}_to_{z}" for kind in ("rounds", "floats", "up", "cost") for z in ("target", "second"))]
+        known = [
+            *COLUMNS,
+            *(f"{kind}_to_{z}" for kind in ("rounds", "floats", "up", "cost", "hours") for z in ("target", "second")),
+        ]
         raise ValueError(f"{where} = {name!r} is not allowed{nearest(name, known)}")
 
 
@@ -292,10 +339,14 @@ def needs(name: str, branch: Branch, target_on: str) -> str | None:
     metric = next((metric for metric, columns in MEASURED.items() if name in columns), None)
     if metric and metric not in config.metrics:
         return f"metrics = [{metric!r}]"
+    if name in VALIDATION and not getattr(config, "validation", 0):
+        return "validation data, for example validation = 0.1"
     if name == "final_objective" and not config.weight_decay and "weight_decay" not in branch.grid:
         return "weight_decay > 0 (without it, final_train_set_loss is the objective)"
     if name == "final_client_accuracy" and not lookup(config.algorithm).facts.private:
         return "a method with layers of its own at every client, such as fedbn"
+    if kind == "hours" and config.clock is None:
+        return "a clock, for example clock = 'phones'"
     if kind == "cost" and branch.cost is None:
         return "a cost in the method's table"
     return None
