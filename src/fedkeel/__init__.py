@@ -16,13 +16,17 @@ _PUBLIC = {
     "Federation": "fedkeel.data.federation:Federation",
     "RoundError": "fedkeel.errors:RoundError",
     "Run": "fedkeel.engine.result:Run",
+    "StudyResult": "fedkeel.study.study_result:StudyResult",
     "algorithm": "fedkeel.core.algorithm:make",
     "algorithms": "fedkeel.core.algorithm:algorithms",
+    "compare": "fedkeel.study.compare:compare",
     "from_csv": "fedkeel.data.readers.csv_table:from_csv",
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
     "load": "fedkeel.data.load:load",
+    "reproduce": "fedkeel.study.compare:reproduce",
     "resume": "fedkeel.runs.from_config:resume",
+    "sweep": "fedkeel.study.compare:sweep",
     "train": "fedkeel.engine.train:train",
 }
 __all__ = sorted(_PUBLIC)
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
     from fedkeel.engine.train import train
     from fedkeel.errors import RoundError
     from fedkeel.runs.from_config import resume
+    from fedkeel.study.compare import compare, reproduce, sweep
+    from fedkeel.study.study_result import StudyResult
 
 
 class _OldModule(ModuleType):

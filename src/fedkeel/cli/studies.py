@@ -260,29 +260,18 @@ def _refuse_unknown(ctx: typer.Context, *others: str) -> None:
 
 def _with_options(file: Mapping[str, Any], settings: Mapping[str, Any], shared: SimpleNamespace) -> dict[str, Any]:
     """The content of a study file, changed by the options of the command line."""
-    from fedkeel.study.file import choose_methods, override
+    from fedkeel.study.changes import with_options
 
-    changed = choose_methods(override(file, settings), shared.algorithms)
-    if file.get("sweep") or shared.changes or shared.search:
-        from fedkeel.study.changes import change_search, refuse_swept, set_values
-
-        refuse_swept(file, settings)
-        changed = change_search(set_values(changed, shared.changes or []), shared.search or [])
-    for key in ("seeds", "target"):
-        if (value := getattr(shared, key)) is not None:
-            changed[key] = value
-            for case in changed["cases"]:
-                case.pop(key, None)
-    return changed
+    options = {name: getattr(shared, name) for name in ("algorithms", "seeds", "target")}
+    return with_options(file, settings, **options, changes=shared.changes or [], search=shared.search or [])
 
 
 def _run(ctx: typer.Context, file: dict[str, Any], shared: SimpleNamespace, out: Path, store: Path | None = None) -> None:
     import fedkeel.cli.tables as screen
-    from fedkeel.study.compare import run_study
+    from fedkeel.study.compare import check_jobs, run_study
     from fedkeel.study.study import Study
 
-    if shared.jobs is not None and shared.jobs < 1:
-        raise ValueError(f"jobs = {shared.jobs} is not allowed; it must be a whole number >= 1")
+    check_jobs(shared.jobs)
     places = {"tensorboard": shared.tensorboard, "mlflow": shared.mlflow, "wandb": shared.wandb}
     chosen = {name: place for name, place in places.items() if place is not None}
     if shared.ray is not None and (chosen or shared.jobs is not None):

@@ -18,6 +18,7 @@ from fedkeel.errors import nearest, refuse
 from fedkeel.files import read_toml
 
 PRETRAINED = "hf:"  # the name of a model that is loaded with its weights starts with this
+PYTHON = "python:"  # the name of a model or of data that are Python objects starts with this
 # A new value of the key makes the old values of these meaningless.
 REPLACES = {
     "algorithm": ("hyperparameters",),
@@ -282,6 +283,8 @@ def resolve(config: RunConfig) -> RunConfig:
         return config
     from fedkeel.core.algorithm import Plan, make
 
+    if "cohort" not in config.given and config.clients < config.cohort:  # type: ignore[operator]
+        config = config.changed(cohort=config.clients)  # all clients, if there are fewer than the default
     algo = make(config.algorithm, **config.hyperparameters)
     config.check_with(algo, config.clients)
     # A method may refuse its plan. Better now than after the data are loaded, when the run makes the plan it uses.

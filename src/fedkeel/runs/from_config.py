@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.runs.config import PRETRAINED, SPLIT_OPTIONS, RunConfig, resolve, with_lora_defaults
+from fedkeel.runs.config import PRETRAINED, PYTHON, SPLIT_OPTIONS, RunConfig, resolve, with_lora_defaults
 from fedkeel.runs.saved_config import saved_config
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ def federation(config: RunConfig, data: Dataset | None = None) -> Federation:
     """The clients of a run and their data. data: the data set that the config names, if it is loaded already."""
     from fedkeel.data.load import load
 
+    if config.data.startswith(PYTHON):
+        raise ValueError(f"data: {config.data!r} was a Python object; go on with the Python code that made it")
     options = {key: getattr(config, key) for key in SPLIT_OPTIONS if getattr(config, key) is not None}
     data = data or load(config.data, config.data_dir, config.augment)
     return data.split(config.split, clients=config.clients, seed=config.split_seed, **options)
@@ -62,6 +64,8 @@ def _readable(config: RunConfig, fed: Federation) -> Federation:
 def _maker(config: RunConfig, fed: Federation) -> Callable[[], nn.Module]:
     from fedkeel.models import make_model
 
+    if config.model.startswith(PYTHON):
+        raise ValueError(f"model: {config.model!r} was a Python object; go on with the Python code that made it")
     shape, classes, vocabulary = fed.shape, fed.classes or int(fed.y.max()) + 1, fed.vocabulary
     if not config.model.startswith(PRETRAINED):
         return lambda: make_model(config.model, shape, classes, vocabulary)
@@ -81,20 +85,33 @@ def train(
     *,
     fresh: bool = False,
     fed: Federation | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    keywords: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Trains as the config says.  fresh: replace a run in `out`.  fed: the config's data, if they are loaded already."""
+    """Trains as the config says.  fresh: replace a run in `out`.  fed: the config's data, if they are loaded already.
+
+    model: a Python object in place of the named model. Then keywords are further arguments of `fk.train`, such as loss.
+    """
     from fedkeel.engine.settings import check_out
     from fedkeel.engine.state import directory
     from fedkeel.engine.train import seeded, train_checked
+    from fedkeel.engine.train import train as train_objects
 
     config = resolve(config)
     check_out(out, resume)
+    if model is not None:
+        fed = fed or federation(config)
+        if out is not None and fresh:
+            directory.clear(Path(out))
+        given = config.keywords() | dict(keywords or {})
+        place: dict[str, Any] = {"out": out, "resume": resume, "progress": progress, "config": config.as_dict()}
+        return train_objects(model, fed, config.method, **given, **place)
     make, fed = _parts(config, fed)
     # An error in the model's name or size must come before the old run is removed.
-    model = seeded(make, config.seed)
+    made = seeded(make, config.seed)
     if out is not None and fresh:
         directory.clear(Path(out))
-    return train_checked(model, fed, config.method, config, config.as_dict(), out=out, resume=resume, progress=progress)
+    return train_checked(made, fed, config.method, config, config.as_dict(), out=out, resume=resume, progress=progress)
 
 
 def resume(path: str | Path, *, progress: bool | Callable[[dict[str, Any]], None] = True, **changes: Any) -> Run:

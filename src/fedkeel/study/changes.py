@@ -9,6 +9,7 @@ from typing import Any
 
 from fedkeel.engine.state.directory import HOW
 from fedkeel.runs.config import REPLACES, SETTINGS, hyperparameters_from, literal
+from fedkeel.study.file import choose_methods, override
 from fedkeel.study.results.numbers import of_target
 from fedkeel.wording import value_text
 
@@ -23,6 +24,29 @@ SAME_TASK = (
     "device",
     "devices",
 )  # A change of these does not make another task.
+
+
+def with_options(
+    file: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    algorithms: str = "",
+    seeds: int | None = None,
+    target: float | None = None,
+    changes: Sequence[str] = (),
+    search: Sequence[str] = (),
+) -> File:
+    """The content of a study file, changed by options. changes: those of --set.  search: those of --search."""
+    changed = choose_methods(override(file, settings), algorithms)
+    if file.get("sweep") or changes or search:
+        refuse_swept(file, settings)
+        changed = change_search(set_values(changed, changes), search)
+    for key, value in (("seeds", seeds), ("target", target)):
+        if value is not None:
+            changed[key] = value
+            for case in changed["cases"]:
+                case.pop(key, None)
+    return changed
 
 
 def refuse_swept(file: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

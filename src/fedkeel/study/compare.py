@@ -1,63 +1,210 @@
-"""Methods side by side: the same split, initial weights, sampling and batches for all, several seeds, one table."""
+"""Methods side by side: the same split, initial weights, sampling and batches for all, several seeds, one table.
+
+`compare`, `sweep` and `reproduce` are for Python. They and the commands of the same names make a study and give it to
+`run_study`.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedkeel.runs.config import RunConfig
-from fedkeel.study.file import check_targets
+from fedkeel.study.changes import choose_cases, tell_changes, with_options
+from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects, method_tables, separated
+from fedkeel.study.recipes import read as recipes
 from fedkeel.study.report.write import write_report
 from fedkeel.study.results.collect import begin, collect, count_splits, write
-from fedkeel.study.results.numbers import Row
 from fedkeel.study.running.scheduler import run_branches
 from fedkeel.study.study import Study
+from fedkeel.study.study_result import StudyResult
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedkeel.core.algorithm import Algorithm
+    from fedkeel.data.federation import Federation
+
+Methods = Sequence["str | Algorithm"] | Mapping[str, Mapping[str, Any]]
+TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
 def compare(
-    config: RunConfig,
-    algorithms: Sequence[str] | Mapping[str, Mapping[str, Any]],
-    seeds: int = 3,
-    target: float | None = None,
-    out: str | Path = "runs/compare",
-    progress: bool = True,
+    model: nn.Module | Any,
+    fed: Federation | str,
+    methods: Methods,
     *,
-    fresh: bool = False,
+    seeds: int | list[int] = 3,
+    target: float | list[float] | None = None,
+    out: str | Path | None = None,
     jobs: int | None = None,
-    command: str = "",
-) -> list[Row]:
-    """Runs every method with the seeds config.seed, config.seed + 1, ... and returns one row per method.
+    fresh: bool = False,
+    progress: bool = True,
+    **settings: Any,
+) -> StudyResult:
+    """Trains every method with every seed, on the same split, initial weights, sampling and batches.
 
-    algorithms: names, or names with their hyper-parameters.  target: a test accuracy; rows have the costs to reach it.
-    Every run has a directory in `out`. Complete runs are not run again, and partial ones continue (fresh: all are replaced).
-    A run that fails is in `errors` of its row and does not stop the others. `out` gets results.json, table.csv and
-    report.html.  command: what the report shows as its origin.
+    model: a module, a function that makes one, or a name. A function gives every seed its own initial weights.
+    fed: a Federation, or the name of a data set; then settings may have split, clients and so on.
+    methods: names and fk.algorithm(...), or {label: {"algorithm": name, "lr": 0.1}}. A list of values is a grid to search.
+    seeds: a number (seed, seed + 1, ...) or a list of seeds.  target: an accuracy; the table has the costs to reach it.
+    out: a directory for all runs and the page. The same call again goes on where it was stopped, and a call with more
+    rounds, seeds or methods only trains what is missing.  fresh: replace what the directory holds.
+    jobs: runs at a time, each in a process of one thread (default: one per core).
+    settings: those of `fk.train`, and the other keys of a study file (docs/study.md), such as resplit and search;
+    also ray, tensorboard, mlflow and wandb, as on the command line.
 
-    >>> compare(RunConfig(rounds=50), ["fedavg", "scaffold"], seeds=3, target=0.9)
+    >>> study = compare("mlp", "digits", ["fedavg", "scaffold"], rounds=50, seeds=5, target=0.9)
     """
-    methods = dict(algorithms) if isinstance(algorithms, Mapping) else {name: {} for name in algorithms}
-    if len(methods) != len(algorithms):
-        raise ValueError("algorithms: a name is there twice")
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise ValueError(f"seeds = {seeds!r} is not allowed; it must be a whole number >= 1")
-    check_targets(target)
-    file = {key: z for key, z in config.given.items() if key not in ("algorithm", "hyperparameters")}
-    study = Study.read(file | {"methods": {name: dict(z) for name, z in methods.items()}, "seeds": seeds, "target": target})
-    results = run_study(study, Path(out), fresh=fresh, jobs=jobs, progress=progress, command=command)
-    return list(results["rows"])
+    return _study({}, model, fed, methods, settings, seeds, target, out, jobs, fresh, progress)
+
+
+def sweep(
+    model: nn.Module | Any,
+    fed: Federation | str,
+    methods: Methods,
+    over: Mapping[str, Any],
+    *,
+    seeds: int | list[int] = 3,
+    target: float | list[float] | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    fresh: bool = False,
+    progress: bool = True,
+    **settings: Any,
+) -> StudyResult:
+    """As `compare`, for all combinations of the values of some settings or hyper-parameters.
+
+    over: {"lr": [0.01, 0.1, 1]}, or a range {"lr": {"from": 1e-4, "to": 1, "per_decade": 3}}.
+    A method that does not have the hyper-parameter is run once, for comparison.
+
+    >>> study = sweep("mlp", "digits", ["fedavg"], over={"lr": [0.01, 0.1, 1]})
+    """
+    if not over:
+        raise ValueError('over: there is no axis; for example over={"lr": [0.01, 0.1]}')
+    axes = {name: values if isinstance(values, Mapping) else list(values) for name, values in over.items()}
+    return _study({"sweep": axes}, model, fed, methods, settings, seeds, target, out, jobs, fresh, progress)
+
+
+def reproduce(
+    name: str,
+    *,
+    cases: Sequence[str] | str = (),
+    scale: str = "paper",
+    methods: Sequence[str] = (),
+    over: Mapping[str, Any] | None = None,
+    changes: Sequence[str] = (),
+    seeds: int | None = None,
+    target: float | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    fresh: bool = False,
+    progress: bool = True,
+    **settings: Any,
+) -> StudyResult:
+    """Runs a table or figure of one of the papers; `fedkeel reproduce --list` lists them.
+
+    cases: only the columns whose names contain one of these words.  scale: "paper", or "small" for a laptop.
+    methods: only these.  changes: hyper-parameters of single methods, ["fedavg.lr=0.1"].  settings replace the paper's.
+
+    >>> study = reproduce("gradma/tab1", cases=["mnist"], scale="small")
+    """
+    file = choose_cases(recipes.read(name, scale).file, cases if isinstance(cases, str) else ",".join(cases))
+    file |= {"sweep": file.get("sweep", {}) | dict(over)} if over else {}
+    options, more = _options(settings)
+    file = with_options(file, more, algorithms=",".join(methods), seeds=seeds, target=target, changes=changes)
+    others = [*changes, *(f"{axis}={values}" for axis, values in (over or {}).items())]
+    file = tell_changes(file, more | {"seeds": seeds, "target": target}, others)
+    return _run(Study.read(file), NAMES_ONLY, out, jobs=jobs, fresh=fresh, progress=progress, **options)
+
+
+def _study(
+    file: dict[str, Any],
+    model: Any,
+    fed: Any,
+    methods: Any,
+    settings: Mapping[str, Any],
+    seeds: int | list[int],
+    target: float | list[float] | None,
+    out: str | Path | None,
+    jobs: int | None,
+    fresh: bool,
+    progress: bool,
+) -> StudyResult:
+    options, more = _options(settings)
+    tables = method_tables(methods)
+    if not tables:
+        raise ValueError('methods: there are none; for example ["fedavg", "scaffold"]')
+    plain, objects = separated(model, fed, more)
+    study = Study.read(file | plain | {"methods": tables, "seeds": seeds} | ({} if target is None else {"target": target}))
+    return _run(study, objects, out, jobs=jobs, fresh=fresh, progress=progress, **options)
+
+
+def _options(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(how the study is run, settings of its runs)."""
+    trackers = {name: str(settings[name]) for name in TRACKERS if settings.get(name) is not None}
+    if trackers:
+        from fedkeel.runs.trackers import check
+
+        check(trackers)
+    rest = {key: z for key, z in settings.items() if key not in (*TRACKERS, "ray")}
+    return {"trackers": trackers, "ray": settings.get("ray")}, rest
+
+
+def _run(study: Study, objects: PythonObjects, out: str | Path | None, **options: Any) -> StudyResult:
+    """Runs a study in a directory, or in a temporary one that is removed at the end."""
+    check_jobs(options["jobs"])
+    if options["jobs"] is None and _gpu_is_in_use():
+        options["jobs"] = 1  # A process that was forked could not use the GPU.
+    if out is not None:
+        run_study(study, Path(out), objects=objects, command="Python", **options)
+        return _checked(StudyResult.read(out))
+    with tempfile.TemporaryDirectory(prefix="fedkeel-study-") as place:
+        results = run_study(study, Path(place), objects=objects, **options)
+        found = StudyResult.read(place)
+    return _checked(StudyResult(found.study, found.branches, results))
+
+
+def check_jobs(jobs: int | None) -> None:
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise ValueError(f"jobs = {jobs!r} is not allowed; it must be a whole number >= 1")
+
+
+def _gpu_is_in_use() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def _checked(study: StudyResult) -> StudyResult:
+    """Raises if no run succeeded. A study with some failed runs shows them in `errors`."""
+    if study.errors and not any(outcome.history for one in study.branches for outcome in one.outcomes):
+        name, why = next(iter(study.errors.items()))
+        raise RuntimeError(f"study: all {len(study.errors)} runs failed; {name}: {why}")
+    return study
 
 
 def run_study(
-    study: Study, out: Path, *, store: Path | None = None, command: str = "", fresh: bool = False, **options: Any
+    study: Study,
+    out: Path,
+    *,
+    store: Path | None = None,
+    command: str = "",
+    fresh: bool = False,
+    objects: PythonObjects = NAMES_ONLY,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Runs a study, and writes results and report to `out`.
+    """Runs a study, writes results and report to `out`, and returns the results.
 
-    store: the directory of all runs, if it is another one.  options: jobs, ray, progress and trackers of `run_branches`.
+    store: the directory of all runs, if it is another one.  objects: model and data that have no names.
+    options: jobs, ray, progress and trackers of `run_branches`.
     """
     store = store or out
-    branches = run_branches(study, store, fresh=fresh, begin=lambda: begin(study, out, store, command, fresh), **options)
-    results = collect(study, branches, command) | {"partitions": count_splits(study, out)}
+    branches = run_branches(
+        study, store, fresh=fresh, objects=objects, begin=lambda: begin(study, out, store, command, fresh), **options
+    )
+    results = collect(study, branches, command) | {"partitions": count_splits(study, out, objects)}
     write(results, out)
     write_report(results, out)
     return results

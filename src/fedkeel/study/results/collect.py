@@ -6,19 +6,36 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tomli_w
 
 from fedkeel.engine.settings import alike
 from fedkeel.files import as_toml, guarded, write_atomically
 from fedkeel.runs.config import SETTINGS, RunConfig, with_split_defaults
-from fedkeel.study.results.numbers import NOT_RUN, Row, curves, failures, finite, robust_width, summarise, target_name
+from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
+from fedkeel.study.results.numbers import (
+    NOT_RUN,
+    Row,
+    curves,
+    deciding_score,
+    failures,
+    finite,
+    robust_width,
+    scores_by_seed,
+    summarise,
+    target_name,
+)
+from fedkeel.study.results.significance import note, paired_differences
 from fedkeel.study.running.plan import BranchResult
 from fedkeel.study.running.scheduler import StudyData
 from fedkeel.study.study import Study
 from fedkeel.wording import COUNT_OR_SHARE
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # Settings of one run. All others are part of the task.
 OWN = ("algorithm", "hyperparameters", "seed")
@@ -54,11 +71,33 @@ def collect(study: Study, found: Sequence[BranchResult], command: str = "") -> d
         "rows": rows,
         "curves": {one.branch.name: curves(one.outcomes) for one in found},
         "search": _searches(study, found),
+        **_differences(rows, found),
         "robustness": _robustness(study, rows),
         "paper": [paper.model_dump() for paper in study.paper],
         "versions": _versions(found),
         "command": command,
     }
+
+
+def _differences(rows: Sequence[Row], found: Sequence[BranchResult]) -> Row:
+    """Paired differences over seeds between the methods of a case, at the same values of the axes."""
+    score = deciding_score(rows)
+    scores = {one.branch.name: scores_by_seed(one.outcomes, score) for one in found}
+    places = {one.branch.name: (one.branch.case, one.branch.method, one.branch.axes) for one in found}
+    several = len({method for _, method, _ in places.values()}) > 1
+    pairs = [pair for pair in combinations(scores, 2) if _are_compared(places[pair[0]], places[pair[1]], several)]
+    differences = paired_differences(scores, pairs)
+    return {"compared_by": score, "differences": differences, "significance": note(differences)}
+
+
+def _are_compared(one: tuple[str, str, Row], other: tuple[str, str, Row], several: bool) -> bool:
+    """Two methods at the same values of the axes that both have. A study of one method compares its values."""
+    (case, method, at), (other_case, other_method, other_at) = one, other
+    if case != other_case:
+        return False
+    if not several:
+        return True
+    return method != other_method and all(at[key] == other_at[key] for key in at.keys() & other_at.keys())
 
 
 def _settings(study: Study, found: BranchResult) -> dict[str, Any]:
@@ -207,10 +246,10 @@ def shown_splits(study: Study, counts: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def count_splits(study: Study, out: Path) -> dict[str, Any]:
+def count_splits(study: Study, out: Path, objects: PythonObjects = NAMES_ONLY) -> dict[str, Any]:
     """Counts the splits of a study and keeps the counts in its directory. Then the same as `shown_splits`."""
     origin = read_origin(out)
-    data, known, counts = StudyData(), origin["partitions"], {}
+    data, known, counts = StudyData(objects), origin["partitions"], {}
     for split in [split_of(study, case) for case in study.cases]:
         if split.key in known:
             counts[split.key] = known[split.key]
@@ -254,6 +293,11 @@ def read_origin(out: Path) -> dict[str, Any]:
 
 def as_csv(results: Mapping[str, Any]) -> str:
     """The rows as a table, with one column for every number, axis and chosen value."""
+    return str(as_frame(results).to_csv(index=False))
+
+
+def as_frame(results: Mapping[str, Any]) -> DataFrame:
+    """The rows as a pandas frame, with one column for every number, axis and chosen value."""
     hidden = ("errors", "axes", "chosen", "paper", "targets", "evaluate_every", "target_on")
     lines = []
     for row in results["rows"]:
@@ -267,4 +311,4 @@ def as_csv(results: Mapping[str, Any]) -> str:
 
     fullest = max(lines, key=len)  # It gives the order of columns, whatever the first line lacks.
     columns = list(dict.fromkeys(key for line in [fullest, *lines] for key in line))
-    return str(DataFrame(lines, columns=columns, dtype=object).to_csv(index=False))
+    return DataFrame(lines, columns=columns, dtype=object)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 NOT_RUN = "it has not been run"  # the error of a run that has not been started or is not complete
+SCORE_OF = {"test_accuracy": "final_accuracy"}  # columns of the history whose column in the table is not final_COLUMN
 LAST = 10  # rounds: `last10_accuracy` is the mean of their evaluations
 ACCURACIES = ("final_accuracy", "best_accuracy", "last10_accuracy")
 MEANT_OVER_ROUNDS = ("gradient_norm",)  # Theorems bound the least or the mean over rounds.
@@ -135,6 +136,22 @@ def summarise(
             row |= moments(name, runs)
     row["errors"] = {outcome.seed: outcome.error for outcome in outcomes if outcome.error is not None}
     return row
+
+
+# What decides between methods, the first that the runs have: validation data before test data, accuracies before losses.
+DECIDING = ("val_accuracy", "test_accuracy", "val_loss", "test_loss", "train_loss")
+
+
+def deciding_score(rows: Sequence[Row]) -> str:
+    """The column of the rows by which the methods of a study are compared."""
+    columns = [SCORE_OF.get(column, f"final_{column}") for column in DECIDING]
+    return next((one for one in columns if any(row.get(one) is not None for row in rows)), SCORE_OF["test_accuracy"])
+
+
+def scores_by_seed(outcomes: Sequence[Outcome], score: str) -> dict[int, float]:
+    """The score of every run that has one, by its seed."""
+    runs = {outcome.seed: of_run(outcome, ()) for outcome in outcomes if outcome.error is None}
+    return {seed: run[score] for seed, run in runs.items() if score in run}
 
 
 def failures(row: Mapping[str, Any]) -> tuple[int, int]:

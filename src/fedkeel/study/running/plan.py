@@ -18,6 +18,7 @@ import fedkeel.runs.from_config as from_config
 from fedkeel.engine.state import directory
 from fedkeel.runs.config import RunConfig
 from fedkeel.runs.saved_config import difference, differences
+from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
 from fedkeel.study.results.numbers import NOT_RUN, Outcome, better_is_less, finite, of_run
 from fedkeel.study.study import Branch, Study, path_of
 from fedkeel.wording import value_text
@@ -37,6 +38,7 @@ class StudyRun:
     fresh: bool = False  # replace what its directory holds
     keep: bool = True  # keep the model and the checkpoint, too, when the run is complete
     trackers: dict[str, str] = field(default_factory=dict)
+    objects: PythonObjects = NAMES_ONLY
     replaces: str = ""  # the older values of the grid, if this run replaces a run with those
 
     @property
@@ -64,7 +66,8 @@ class StudyRun:
             self.replaces = ", ".join(f"{key} = {value_text(then, key)}" for key, (then, _) in other.items())
             return False
         if different := difference(self.out, self.config):
-            from_config.task(self.config)  # If a setting is wrong by itself, that error is more useful.
+            if not self.objects:
+                from_config.task(self.config)  # If a setting is wrong by itself, that error is more useful.
             raise ValueError(f"{different}; choose another --out, or --fresh to replace all runs")
         return directory.summary(self.out, self.config.rounds) is not None
 
@@ -106,6 +109,7 @@ class StudyPlan:
     store: Path  # the directory of all runs
     fresh: bool = False
     trackers: dict[str, str] = field(default_factory=dict)
+    objects: PythonObjects = NAMES_ONLY
 
     def branch_runs(self, group: Sequence[Branch], chosen_before: Values | None = None) -> Waves:
         """The runs of branches that share a search, wave by wave.
@@ -166,7 +170,7 @@ class StudyPlan:
         # Trackers show the runs of several studies side by side, so a label begins with the name of the study's directory.
         label = "-".join(out.absolute().relative_to(self.store.absolute().parent).parts)
         keep = self.study.keep and trial is None
-        return StudyRun(branch, config, out, trial, label, self.fresh, keep, self.trackers)
+        return StudyRun(branch, config, out, trial, label, self.fresh, keep, self.trackers, self.objects)
 
     def clear(self) -> None:
         """Removes all runs and trials at once. After Ctrl-C, the same command without --fresh then finds no old run."""

@@ -60,6 +60,7 @@ def make_pool(jobs: int, ray: str | None, on_row: Callable[[StudyRun, Row], None
 def train(run: StudyRun, fed: Any, on_row: Callable[[Row], None], workers: int | None = None) -> str | None:
     """Trains a run in this process. Returns None, or why it failed in one line."""
     config = run.config if workers is None or run.config.workers is not None else run.config.changed(workers=workers)
+    python: dict[str, Any] = {"model": run.objects.model, "keywords": run.objects.keywords}
     try:
         with contextlib.ExitStack() as stack:
             listeners = [on_row]
@@ -72,7 +73,7 @@ def train(run: StudyRun, fed: Any, on_row: Callable[[Row], None], workers: int |
                 for listener in listeners:
                     listener(row)
 
-            from_config.train(config, run.out, resume=True, progress=report, fresh=run.fresh, fed=fed)
+            from_config.train(config, run.out, resume=True, progress=report, fresh=run.fresh, fed=fed, **python)
     except StorageError:
         raise  # Stops the study: no other run could be written, either.
     except Exception as error:

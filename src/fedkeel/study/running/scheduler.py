@@ -31,6 +31,7 @@ from fedkeel.engine.machine import cores
 from fedkeel.engine.state import directory
 from fedkeel.files import claim, guarded
 from fedkeel.runs.config import SETTINGS, RunConfig
+from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
 from fedkeel.study.running.plan import BranchResult, StudyPlan, StudyRun, Waves, size
 from fedkeel.study.running.pools import Pool, make_pool
 from fedkeel.study.running.progress import StudyBar
@@ -49,15 +50,18 @@ def run_branches(
     ray: str | None = None,
     progress: bool = True,
     trackers: dict[str, str] | None = None,
+    objects: PythonObjects = NAMES_ONLY,
     begin: Callable[[], None] = lambda: None,
 ) -> list[BranchResult]:
     """Runs what is not complete of a study, and returns the results of all branches, in the order of `study.groups()`.
 
     store: the directory of all runs.  jobs: runs at a time (default: one per core).  ray: the address of a cluster.
-    begin: called after all checks, before the first run starts.  A run that fails does not stop the others; its outcome has
-    the error.
+    objects: model, data and functions that are Python objects.  begin: called after all checks, before the first run starts.
+    A run that fails does not stop the others; its outcome has the error.
     """
-    plan = StudyPlan(study, store, fresh, trackers or {})
+    if objects and ray is not None:
+        raise ValueError("ray is not allowed with Python objects: its nodes load data and models by their names")
+    plan = StudyPlan(study, store, fresh, trackers or {}, objects)
     with StudyBar(*size(study), progress) as bar:
         pool = make_pool(cores() if jobs is None else jobs, ray, bar.row, bar.refresh)
         scheduler = Scheduler(plan, pool, bar, loads_data=ray is None)
@@ -90,7 +94,7 @@ class Scheduler:
         self.pool, self.bar, self.loads_data = pool, bar, loads_data
         self.groups: list[Waves] = [plan.branch_runs(group) for group in plan.study.groups()]
         self.results: list[list[BranchResult]] = [[] for _ in self.groups]
-        self.data = StudyData()
+        self.data = StudyData(plan.objects)
         self.waves: dict[StudyRun, Wave] = {}  # run that has not ended -> its wave
         self.queue: list[tuple[int, int, StudyRun]] = []  # a heap of (turn, number, run): runs that wait for a place
         self.numbers = itertools.count()  # Runs of the same turn start in the order of the study.
@@ -127,7 +131,9 @@ class Scheduler:
             return
         if len(configs) == 1:
             config = next(iter(configs.values()))
-            from_config.task(config, self.data.of(config))
+            fed = self.data.of(config)
+            if self.data.objects.model is None:
+                from_config.task(config, fed)
             return
         if self.bar.done:  # Some runs are complete, so there is something to report.
             return
@@ -207,7 +213,8 @@ class StudyData:
 
     KEEP = 3
 
-    def __init__(self) -> None:
+    def __init__(self, objects: PythonObjects = NAMES_ONLY) -> None:
+        self.objects = objects
         self.loaded: dict[Key, Federation] = {}
         self.fingerprints: dict[Key, str] = {}  # of what was loaded
         self.complete: dict[Key, tuple[str, str]] = {}  # name and data fingerprint of a complete run with this key
@@ -224,8 +231,8 @@ class StudyData:
         if key not in self.loaded:
             while len(self.loaded) >= self.KEEP:
                 del self.loaded[next(iter(self.loaded))]
-            fed = from_config.federation(config, self.load(config))
-            if fed.test is None:
+            fed = self.objects.fed or from_config.federation(config, self.load(config))
+            if fed.test is None and not self.objects:
                 raise ValueError(f"data: {config.data} has no test samples, so methods cannot be compared by their accuracy")
             self.loaded[key] = fed
         self._check_same(key, config)
