@@ -2,15 +2,15 @@
 
 What counts is how the clients of a round are chosen:
 
-- A fixed number of clients, drawn without replacement. Neighbouring federations differ in one client that is replaced, so an
-  upload can move a sum by twice the clip. Sampling amplifies privacy.
-- Every client by itself with the same probability (`bernoulli`). Neighbours have one client more or less, so the sum moves by
-  the clip. Sampling amplifies privacy.
-- Anything else: all clients, lists that you give, or absence. Nothing is amplified, and the client that takes part most often
-  counts. Neighbours differ in one client that is replaced.
+- A fixed number of clients, drawn without replacement. Neighbouring federations differ in one client that is replaced, so
+  an upload can move a sum by twice the clip. Sampling amplifies privacy.
+- Every client by itself with the same probability (`bernoulli`). Neighbours have one client more or less, so the sum moves
+  by the clip. Sampling amplifies privacy.
+- Anything else: all clients, lists that you give, or absence. Nothing is amplified, and the client that takes part most
+  often counts. Neighbours differ in one client that is replaced.
 
-A release is one exchange with noise. A survey and the local steps of its round have the same clients, so k releases of a round
-count as one with a noise that is smaller by the square root of k. The warm-up reaches everybody once.
+A release is one exchange with noise. A survey and the local steps of its round have the same clients, so k releases of a
+round count as one with a noise that is smaller by the square root of k. The warm-up reaches everybody once.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Accountant:
         return {**pairs, "warmup": self.warmup}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.rounds, self.clients = (Counter({k: n for k, n in state[name]}) for name in ("rounds", "clients"))
+        self.rounds, self.clients = (Counter(dict(state[name])) for name in ("rounds", "clients"))
         self.warmup = state["warmup"]
 
     def after(self, ids: Iterable[int], releases: int) -> float:
@@ -113,9 +113,7 @@ def noise_for(epsilon: float, planned: Accountant) -> float:
     """The smallest noise, to a thousandth, with which the planned releases spend at most epsilon."""
 
     def spent(noise: float) -> float:
-        return Accountant(
-            planned.sampling, noise, planned.delta, planned.rounds, planned.clients, planned.warmup
-        ).epsilon()
+        return Accountant(planned.sampling, noise, planned.delta, planned.rounds, planned.clients, planned.warmup).epsilon()
 
     low, high = 0.0, 1.0
     while spent(high) > epsilon:

@@ -1,8 +1,8 @@
 """Means of uploads that a few bad clients cannot move far.
 
-A rule either weighs the clients, by the inner products of their whole uploads (Krum, geometric median, norm bounding, centred
-clipping), or it looks at each coordinate alone (median, trimmed mean). The first kind finds one set of weights for all fields
-of an upload.
+A rule either weighs the clients, by the inner products of their whole uploads (Krum, geometric median, norm bounding,
+centred clipping), or it looks at each coordinate alone (median, trimmed mean). The first kind finds one set of weights for
+all fields of an upload.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Aggregation(Condition):
         return False
 
     def weights(self, gram: Tensor, p: Tensor) -> Tensor:
-        """New weights of the clients, [S] float64. gram: [S, S] inner products of their uploads.  p: [S] weights of the mean."""
+        """New weights of the clients, [S] float64. gram: [S, S] inner products of their uploads.  p: [S] their old weights."""
         return p
 
     def mean(self, p: Tensor, z: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Krum(Aggregation):
 
 @dataclass(frozen=True)
 class MultiKrum(Aggregation):
-    """The mean of the uploads that are closest to their neighbours: all but those that may be bad (Blanchard et al. 2017)."""
+    """The mean of the uploads that are closest to their neighbours, without those that may be bad (Blanchard et al. 2017)."""
 
     word = "multi-krum"
     whole = True

@@ -66,7 +66,7 @@ class RandomUpload(Attack):
 
 @dataclass(frozen=True)
 class ModelReplacement(Attack):
-    """Attackers train on wrong labels and scale their upload up, so that the mean becomes theirs (Bagdasaryan et al. 2020)."""
+    """Attackers train on wrong labels and scale their upload up, so that the mean becomes theirs (Bagdasaryan et al.)."""
 
     word = "model-replacement"
     flips_labels = True
@@ -81,7 +81,7 @@ class ALIE(Attack):
     """A little is enough: all attackers send the honest mean, moved by a few standard deviations (Baruch et al. 2019)."""
 
     word = "alie"
-    deviations: float | None = hp(None, "how far, in standard deviations; by default what the paper finds for the round", above=0)
+    deviations: float | None = hp(None, "how far, in standard deviations; by default as in the paper", above=0)
 
     def upload(self, z: Tensor, bad: Tensor, rng: torch.Generator) -> Tensor | None:
         honest = z[~bad]
@@ -118,7 +118,7 @@ def largest_hidden(n: int, m: int) -> float:
     from scipy.stats import norm
 
     needed = n // 2 + 1 - m  # honest clients that must support the attackers
-    return max(0.0, float(norm.ppf((n - m - needed) / (n - m)))) if 0 < n - m - needed else 0.0
+    return max(0.0, float(norm.ppf((n - m - needed) / (n - m)))) if n - m - needed > 0 else 0.0
 
 
 def flipped(fed: Any, attackers: list[int]) -> Any:

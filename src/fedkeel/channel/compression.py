@@ -146,7 +146,10 @@ class LowRank(Chooser):
                 start += size
                 continue
             m, n = mn
-            u, w = (values[start + a : start + b].view(-1, self.rank) for a, b in ((0, m * self.rank), (m * self.rank, (m + n) * self.rank)))
+            u, w = (
+                values[start + a : start + b].view(-1, self.rank)
+                for a, b in ((0, m * self.rank), (m * self.rank, (m + n) * self.rank))
+            )
             parts.append((u @ w.T).reshape(-1))
             start += (m + n) * self.rank
         return torch.cat(parts)

@@ -35,7 +35,9 @@ class Privacy(Condition):
     noise: float | None = hp(None, "standard deviation of the noise on a sum, in units of clip", least=0)
     epsilon: float | None = hp(None, "budget: what the whole run may spend", above=0)
     delta: float = hp(1e-5, "probability that epsilon does not hold", above=0, below=1)
-    where: str = hp("server", "who adds the noise: the server to sums, or each client to its upload", choices=("server", "client"))
+    where: str = hp(
+        "server", "who adds the noise: the server to sums, or each client to its upload", choices=("server", "client")
+    )
     quantile: float | None = hp(None, "clip follows this quantile of the norms; by default it stays", above=0, below=1)
     clip_lr: float = hp(0.2, "step size of a clip that follows a quantile", above=0)
     scales: str = hp("", "fields with another scale, such as dc=0.1;v=0.01: the field is divided by it before clipping")

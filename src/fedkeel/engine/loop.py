@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.channel.channel import upload_bytes
 from fedkeel.core.algorithm import STEPS, Algorithm, Plan, defaults
 from fedkeel.core.device import at_border, check_device, check_round, round_on, to_device, to_host, wait_for
 from fedkeel.core.flat import FlatModel, set_memory_format
@@ -33,6 +34,7 @@ from fedkeel.core.sums import NotASum, SumsOnlyRound, sealed
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, one_thread
+from fedkeel.engine.conditions import open_channel
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.folding import Answers, Folding
 from fedkeel.engine.result import Clients, Run
@@ -59,6 +61,7 @@ class ExchangeResult:
 
     r: Round
     up: float  # mean floats that a client sent
+    up_bytes: float  # mean bytes of a client's upload as it travels
     loss: float  # weighted mean of the clients' losses
     faults: dict[str, str]  # client -> why it was dropped
     uploads: Any  # record of [S, ...], without the clients that failed; of [0, ...] if nobody kept the uploads
@@ -90,6 +93,9 @@ class Trainer:
         self.given = algo  # as the user gave it; `plan` fills in what follows from N, S, K and T
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers))
         settings.check_decay(self.algo)
+        self.channel = open_channel(settings, self.algo, model, self.N)
+        if self.channel is not None:
+            fed = self.channel.attacked(fed)
         self.work = ClientWork(self.algo, fed, objective, settings.seed, settings.batch, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
@@ -113,6 +119,10 @@ class Trainer:
         path = None if self.directory is None else self.directory.store
         self.store = engine.remote.store if engine.remote else open_store(self.initial, seen, self.S, path, store == "disk")
         self.folding = Folding(self.algo, self.store)
+        self.residuals = None  # what clients could not send through a compressed uplink
+        if self.channel is not None and self.channel.residual is not None:
+            path = None if self.directory is None else self.directory.residuals
+            self.residuals = open_store(self.channel.residual, seen, self.S, path, store == "disk")
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
         self._saved, self._cost = time.monotonic(), 0.0
@@ -133,17 +143,22 @@ class Trainer:
                 self._checkpoint(due=self.t == 0)
                 if not self.warm:
                     self._warm_up(runner)
-                while self.t < self.settings.rounds:
+                while self.t < self.settings.rounds and not self._budget_spent():
                     report(self._round(runner))
             return self._result()
+
+    def _budget_spent(self) -> bool:
+        """Would the next round spend more privacy than the run may?"""
+        channel = self.channel
+        return channel is not None and channel.spent_after(self.t, self.settings.participants(self.t, self.N))
 
     def _round(self, runner: Runner) -> dict[str, Any]:
         start, t = time.perf_counter(), self.t
         ids = self.settings.participants(t, self.N)
-        expected, up, faults = len(ids), 0.0, {}
+        expected, up, up_bytes, faults = len(ids), 0.0, 0.0, {}
         if self.algo.surveys(t):
             survey = self._exchange(runner, self._plan_exchange("survey", t, ids))
-            up, faults = survey.up, survey.faults
+            up, up_bytes, faults = survey.up, survey.up_bytes, survey.faults
         # First draw the roles for all clients, then leave out those that failed in the survey: so the others keep the roles
         # that they had there.
         good = [position for position, client in enumerate(ids) if str(client) not in faults]
@@ -155,11 +170,14 @@ class Trainer:
             "train_loss": result.loss,
             "up": up + result.up,
             "down": floats(exchange.down),
+            "up_bytes": up_bytes + result.up_bytes,
+            "down_bytes": sum(z.nbytes for z in exchange.down),
             "clients": result.r.S,
             "dropped": expected - result.r.S,
             "faults": faults | result.faults,
         }
         try:
+            row |= self.channel.columns() if self.channel is not None else {}
             row |= result.extra_columns | self._evaluation(t) | (self.warmup if t == 0 else {})
             if self.metrics and self._evaluates(t):
                 row |= self._measured(old, result)
@@ -176,7 +194,7 @@ class Trainer:
     def _exchange(self, runner: Runner, exchange: Exchange, last: bool = True) -> ExchangeResult:
         """Runs the clients, then the server's step with their uploads, then commits the clients' new records."""
         step, planned = STEPS[exchange.stage], exchange
-        keep = bool(NEED_UPLOADS & set(self.metrics)) and self._evaluates(exchange.t)
+        keep = self.channel is not None or (bool(NEED_UPLOADS & set(self.metrics)) and self._evaluates(exchange.t))
         # `_warm_up` counts the faults of all its exchanges together.
         least = 0 if exchange.stage == "warmup" else min(self.settings.min_clients, len(exchange.ids))
         answers = self.folding.run(runner, exchange, self._round_facts, keep, least)
@@ -196,8 +214,12 @@ class Trainer:
         device = self.model.device
         up, buffers = at_border("upload", up, device), to_device(buffers, self.buffers.device)
         check_round(r, device)
-        given = up
-        if summed is not None:
+        given, mean, received = up, r.avg, None
+        if self.channel is not None:
+            read = self.residuals.read if self.residuals is not None else lambda client: None
+            received = self.channel.receive(exchange.stage, planned.ids, up, r, read)
+            given, facts, mean = received.given, received.facts, received.mean
+        elif summed is not None:
             take = summed.take
             given, facts = sealed(up), SumsOnlyRound(**vars(r), total=lambda wanted: to_device(take(wanted), device))
         try:
@@ -208,23 +230,34 @@ class Trainer:
             # Fields that the server owns are too large to check in every round; their rows were checked as uploads.
             check_finite(new, without=self.algo.facts.owns)
             self.server = new
-        except NotASum:  # the trial has missed something: from now on, keep the uploads of this exchange
+        except NotASum as error:  # the trial has missed something: from now on, keep the uploads of this exchange
+            if received is not None:  # single uploads must not pass the channel
+                raise RoundError(self.algo.name, exchange.t, None, step, describe(error)) from error
             self.folding.asked[exchange.stage] = None
             self.folding.discard(uploads)
             return self._exchange(runner, planned, last)
         except Exception as error:
             raise RoundError(self.algo.name, exchange.t, None, step, describe(error)) from error
         if self.model.has_buffers and step == "server":
-            self.buffers = r.avg(buffers)
+            self.buffers = mean(buffers)
         for position, slot in uploads.slots.items():
             if position in uploads.faults:
                 self.store.discard(slot)
             else:
                 self.store.commit(exchange.ids[position], slot)
+        if received is not None and self.channel is not None:
+            self.channel.count(exchange.stage, exchange.t, planned.ids)
+            for client, record in received.kept.items():
+                assert self.residuals is not None
+                slot = self.residuals.stage()
+                self.residuals.write(slot, record)
+                self.residuals.commit(client, slot)
         # Exact; a dot product may round differently for another alignment.
         loss = math.fsum((r.p.cpu() * losses).tolist())
+        uplink = self.channel.what.uplink if self.channel is not None and exchange.stage != "warmup" else None
+        up_bytes = upload_bytes(self.algo, up, r, uplink, sum(self.model.layers.sizes))
         return ExchangeResult(
-            r, mean_floats(self.algo, up, r), loss, answers.faults, up, uploads.extra_columns, answers.cause
+            r, mean_floats(self.algo, up, r), up_bytes, loss, answers.faults, up, uploads.extra_columns, answers.cause
         )
 
     def _check_enough(self, exchange: Exchange, answers: Answers) -> None:
@@ -338,8 +371,14 @@ class Trainer:
         facts = {"identity": self._identity(), "history": self.history, "engine": self.engine.name, "why": self.engine.why}
         facts["warmup"] = self.warmup
         tensors = {"buffers": self.buffers, **self.store.index()}
+        if self.channel is not None:
+            facts["channel"] = self.channel.state()
+        if self.residuals is not None:
+            tensors |= {f"residuals {name}": z for name, z in self.residuals.index().items()}
         save_checkpoint(self.directory.checkpoint, self.t, self.server, tensors, facts)
         self.store.pin()
+        if self.residuals is not None:
+            self.residuals.pin()
         self._saved = time.monotonic()
         self._cost = self._saved - now
 
@@ -356,6 +395,11 @@ class Trainer:
         self.server = server_from(tensors, self.server, self.model.device)
         self.buffers = to_device(tensors["buffers"], self.buffers.device)
         self.store.restore(tensors)
+        if self.residuals is not None:
+            named = [name for name in tensors if name.startswith("residuals ")]
+            self.residuals.restore({name.removeprefix("residuals "): tensors[name] for name in named})
+        if self.channel is not None:
+            self.channel.restore(facts["channel"])
         self.warm, self.warmup = True, facts["warmup"]
         if self.engine.name == "auto":
             self.engine.name, self.engine.why = facts["engine"], facts["why"]

@@ -39,11 +39,13 @@ CHECKPOINT = "checkpoint.safetensors"
 CHECKPOINT_FORMAT = "fedkeel-checkpoint-1"
 # Settings that checkpoints of version 0.1.0 lack, and what such a run had in their place.
 ADDED = {"memory_format": "contiguous", "precision": None}
+ADDED |= {"privacy": None, "uplink": None, "aggregation": "mean", "attack": None}
 CLIENTS = store.FILE  # client memory
+RESIDUALS = "residuals.bin"  # what clients could not send through a compressed uplink
 MODEL = "model.safetensors"  # the final weights
 SUMMARY = "summary.json"  # written last: it makes a run complete
 ERROR = "error.txt"  # why a run of a study has failed
-STATE = (CHECKPOINT, CLIENTS)  # what a run resumes from
+STATE = (CHECKPOINT, CLIENTS, RESIDUALS)  # what a run resumes from
 RESULTS = (CONFIG, HISTORY, MODEL, SUMMARY)
 HEAVY = (*STATE, MODEL)  # large files that the tables and figures of a study do not need
 FILES = (*STATE, *RESULTS, ERROR)
@@ -118,7 +120,7 @@ class RunDirectory:
     def __init__(self, path: Path, resume: bool) -> None:
         self.path = path
         self.checkpoint = path / CHECKPOINT
-        self.store = path / CLIENTS
+        self.store, self.residuals = path / CLIENTS, path / RESIDUALS
         guarded(path, lambda: path.mkdir(parents=True, exist_ok=True))
         if not os.access(path, os.W_OK):
             raise StorageError(f"out: cannot write {path}: Permission denied")
@@ -126,7 +128,8 @@ class RunDirectory:
             raise ValueError(f"out: {path} already holds a run; pass resume=True to go on with it, or another directory")
         claim(path / "lock", self, "another process is training")
         if not self.checkpoint.exists():
-            guarded(self.store, lambda: self.store.unlink(missing_ok=True))
+            for file in (self.store, self.residuals):
+                guarded(file, partial(file.unlink, missing_ok=True))
 
     def begin(self, config: dict[str, Any], history: list[dict[str, Any]]) -> None:
         """Writes the config, and the history up to the checkpoint: later rows will be computed again."""
