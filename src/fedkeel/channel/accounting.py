@@ -72,7 +72,8 @@ class Accountant:
         """What is spent so far. Infinite without noise."""
         if not self.rounds and not self.clients and not self.warmup:
             return 0.0
-        ratio = self.noise / self.sampling.sensitivity
+        # dp-accounting cannot compute with more noise than this. Less noise gives a larger epsilon, so the bound holds.
+        ratio = min(self.noise / self.sampling.sensitivity, 1e3)
         if ratio == 0:
             return math.inf
         if self.sampling.kind == NONE:

@@ -35,7 +35,7 @@ class Aggregation(Condition):
         return False
 
     def weights(self, gram: Tensor, p: Tensor) -> Tensor:
-        """New weights of the clients, [S] float64. gram: [S, S] inner products of their uploads.  p: [S] their old weights."""
+        """New weights of the clients, [S] float64. gram: [S, S] inner products of uploads.  p: [S] their old weights."""
         return p
 
     def mean(self, p: Tensor, z: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Krum(Aggregation):
 
 @dataclass(frozen=True)
 class MultiKrum(Aggregation):
-    """The mean of the uploads that are closest to their neighbours, without those that may be bad (Blanchard et al. 2017)."""
+    """The mean of the uploads that are closest to their neighbours, without those that may be bad (Blanchard et al.)."""
 
     word = "multi-krum"
     whole = True

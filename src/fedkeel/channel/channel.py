@@ -183,7 +183,7 @@ class Channel:
             for name, z in trial_upload(self.algo, stage, layers, dtype)._asdict().items():
                 if z.shape == (self.d,):
                     fields[f"{stage}_{name}"] = torch.zeros_like(z, device="cpu")
-        return namedtuple("NotSent", list(fields))(**fields) if fields else None  # type: ignore[misc]
+        return namedtuple("NotSent", list(fields))(**fields) if fields else None
 
     def _compressed(self, stage: str, up: Any, r: Round, read: Callable[[int], Any]) -> dict[int, Any]:
         """Replaces vectors by what arrives. Returns what each client could not send."""
@@ -245,7 +245,7 @@ class Channel:
         one = {"avg": 1 / count, "share": 1 / self.sampling.N}
 
         def total(kind: str, z: Tensor, wanted: Sum | None) -> Tensor:
-            assert wanted is not None and not wanted.term.operation  # checked before the run
+            assert wanted is not None  # a model whose clients send something beside the upload was refused
             field = wanted.term.field
             found = weighted_sum(weights[kind].to(z.device), z)
             if noise:
@@ -283,8 +283,8 @@ class Channel:
             return
         if state["noise"] != self.noise:
             raise ValueError(
-                f"resume: the noise for privacy = {str(self.what.privacy)!r} is {self.noise:g} now, but {state['noise']:g} in "
-                "the checkpoint; with epsilon it follows from rounds, which must stay as they were"
+                f"resume: the noise of privacy is {self.noise:g} now, but {state['noise']:g} in the checkpoint; with "
+                "epsilon it follows from rounds, which must stay as they were"
             )
         self.clips = state["clips"]
         self.accountant.restore(state["spent"])

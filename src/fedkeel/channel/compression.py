@@ -1,8 +1,8 @@
 """Uploads in fewer bits. What a client could not send is added to its next upload (error feedback).
 
-An uplink has at most two steps. The first chooses what to send: the largest numbers (TopK), random ones (RandK) or matrices of
-low rank (LowRank). The second says how many bits a number takes (Quantize, Sign). Every step brings the vector closer to zero
-error: no step can make the error larger than the vector, so error feedback cannot grow without bound.
+An uplink has at most two steps. The first chooses what to send: the largest numbers (TopK), random ones (RandK) or matrices
+of low rank (LowRank). The second says how many bits a number takes (Quantize, Sign). LowRank has no second step: coarse
+factors may make the error larger than the vector. No other uplink can do that, so error feedback stays bounded.
 
 `Uplink.send` does in a simulation what `pack` and `unpack` do with real bytes, with the same numbers.
 """
@@ -29,7 +29,7 @@ class Reduced(NamedTuple):
     """What is sent of a field of S clients."""
 
     values: Tensor  # [S, k]
-    index: Tensor | None  # [S, k] the places of the values, if they are sent, too
+    places: Tensor | None  # [S, k] the places of the values, if they are sent, too
     back: Callable[[Tensor], Tensor]  # [S, k] -> [S, d]
 
 
@@ -107,7 +107,7 @@ class RandK(_Share):
 
 @dataclass(frozen=True)
 class LowRank(Chooser):
-    """Two thin factors of every matrix (by torch.svd_lowrank). Vectors, and matrices that are not larger, are sent as they are."""
+    """Two thin factors of every matrix, by torch.svd_lowrank. Vectors and small matrices are sent as they are."""
 
     word = "lowrank"
     rank: int = hp(2, "rank of the factors", least=1)
@@ -135,8 +135,7 @@ class LowRank(Chooser):
         if (mn := self._matrix(shape)) is None:
             return z
         u, s, w = torch.svd_lowrank(z.view(mn), q=self.rank)
-        half = s.sqrt()  # both factors get the same size, which suits quantisation
-        return torch.cat([(u * half).reshape(-1), (w * half).reshape(-1)])
+        return torch.cat([(u * s).reshape(-1), w.reshape(-1)])
 
     def _product(self, values: Tensor, layers: Layers) -> Tensor:
         parts, start = [], 0
@@ -146,10 +145,7 @@ class LowRank(Chooser):
                 start += size
                 continue
             m, n = mn
-            u, w = (
-                values[start + a : start + b].view(-1, self.rank)
-                for a, b in ((0, m * self.rank), (m * self.rank, (m + n) * self.rank))
-            )
+            u, w = values[start : start + (m + n) * self.rank].view(-1, self.rank).split([m, n])
             parts.append((u @ w.T).reshape(-1))
             start += (m + n) * self.rank
         return torch.cat(parts)
@@ -190,7 +186,7 @@ class Quantize(Coder):
 
     @property
     def _levels(self) -> int:
-        return 2 ** (self.bits - 1) - 1
+        return (1 << (self.bits - 1)) - 1
 
     def codes(self, values: Tensor) -> tuple[Tensor, Tensor]:
         scale = (values.abs().amax(1, keepdim=True) / self._levels).float()
@@ -270,8 +266,8 @@ class Uplink:
     def pack(self, v: Tensor, rng: torch.Generator) -> bytes:
         """One vector [d] as the bytes that travel."""
         reduced, parts = self._reduced(v[None], [rng]), []
-        if reduced.index is not None:
-            places = reduced.index[0].numpy()
+        if reduced.places is not None:
+            places = reduced.places[0].numpy()
             if self._place_bits == 1:
                 marks = np.zeros(self.d, np.uint8)
                 marks[places] = 1
@@ -316,10 +312,10 @@ class Uplink:
 def check_order(steps: Sequence[Condition]) -> None:
     """At most one step chooses, and at most one, after it, says how many bits a number takes."""
     slots = [not step.chooses for step in steps if isinstance(step, Compressor)]
-    if slots != sorted(set(slots)):
+    if slots != sorted(set(slots)) or (len(steps) > 1 and isinstance(steps[0], LowRank)):
         raise ValueError(
-            f"uplink = {'+'.join(map(str, steps))!r} is not allowed; it must be one of topk, randk and lowrank, "
-            "then one of quantize and sign, or one of them alone"
+            f"uplink = {'+'.join(map(str, steps))!r} is not allowed; it must be topk or randk, then quantize or sign; "
+            "or one of them or lowrank alone"
         )
 
 

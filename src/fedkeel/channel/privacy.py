@@ -1,7 +1,7 @@
 """Differential privacy of clients: how far an upload may move a sum, and the noise on that sum.
 
-The whole upload of a client, all fields together, is scaled down to the norm `clip`. Normal noise with the standard deviation
-`noise * clip` is added to the sum of each field. So one upload moves everything that the server sees by at most `clip`.
+The whole upload of a client, all fields together, is scaled down to the norm `clip`. Normal noise with the standard
+deviation `noise * clip` is added to the sum of each field. So one upload moves the sums by at most `clip`.
 With `where="client"` every client adds this noise to its own upload, and nobody needs to trust the server.
 
 The noise follows from the seed of the run. Whoever knows the seed can subtract it, so a deployment needs a secret seed.
@@ -107,7 +107,7 @@ def normal(like: Tensor, deviation: float, seed: int, *purpose: object) -> Tenso
 def noise_of_updates(noise: float, of_counts: float) -> float:
     """The noise on updates, if noise on the count of clipped uploads also belongs to a release of strength `noise`.
 
-    of_counts: standard deviation of the noise on that count. A client moves the count by 1/2 (Andrew et al. 2021, theorem 1).
+    of_counts: standard deviation of the noise on that count. A client moves the count by 1/2 (Andrew et al., theorem 1).
     """
     rest = noise**-2 - (2 * of_counts) ** -2
     if rest <= 0:

@@ -72,7 +72,7 @@ def conditions(setting: str, value: Any) -> list[Condition]:
 
 def _one(setting: str, value: Any) -> Condition:
     kinds = kinds_of(setting)
-    if isinstance(value, tuple(kinds.values())):
+    if isinstance(value, Condition) and type(value) in kinds.values():
         return value
     if isinstance(value, Mapping):
         return _made(setting, next(iter(kinds)), kinds, dict(value))
@@ -92,7 +92,7 @@ def _one(setting: str, value: Any) -> Condition:
 
 
 def _example(kinds: Mapping[str, type[Condition]]) -> str:
-    return f"{next(reversed(kinds.values())).__name__}(...)"
+    return f"{list(kinds.values())[-1].__name__}(...)"
 
 
 def _made(setting: str, name: str, kinds: Mapping[str, type[Condition]], options: dict[str, Any]) -> Condition:

@@ -31,9 +31,7 @@ def check_conditions(settings: Settings, algo: Algorithm, remote: bool) -> None:
         Accountant(Sampling(NONE, 1), 0.0, privacy.delta)  # raises if the package is missing
         reasons["privacy"] = validity.why_not_privacy(algo, privacy.where)
         if privacy.where == "server" and settings.weights != "uniform":
-            reasons["privacy"] = (
-                "weights = 'samples' lets a client with many samples move the mean far; use weights='uniform'"
-            )
+            reasons["privacy"] = "weights = 'samples' lets one client move the mean far; use weights='uniform'"
         if privacy.where == "server" and not rule.neutral:
             reasons["privacy"] = f"aggregation = {settings.aggregation!r} is no sum, and noise is for sums"
         if privacy.where == "client" and settings.uplink is not None:

@@ -214,7 +214,8 @@ class Trainer:
         device = self.model.device
         up, buffers = at_border("upload", up, device), to_device(buffers, self.buffers.device)
         check_round(r, device)
-        given, mean, received = up, r.avg, None
+        given, received = up, None
+        mean: Callable[[Tensor], Tensor] = r.avg
         if self.channel is not None:
             read = self.residuals.read if self.residuals is not None else lambda client: None
             received = self.channel.receive(exchange.stage, planned.ids, up, r, read)
