@@ -11,12 +11,13 @@ import fedkeel
 
 SOURCE = Path(fedkeel.__file__).parent
 # From top to bottom, with what each layer may import beside itself. Every folder and every loose module must be here.
-LEAVES = {"errors", "files", "wording", "old_paths"}
+LEAVES = {"errors", "files", "wording", "old_paths", "user_code"}
 MAY: dict[str, set[str]] = {
     # The public names, on first use.
-    "__init__": {"channel", "core", "data", "engine", "errors", "models", "runs", "study", "old_paths"},
+    "__init__": {"channel", "core", "data", "engine", "errors", "laws", "models", "runs", "study", "old_paths"},
     "__main__": {"cli"},
-    "cli": {"channel", "study", "deploy", "runs", "engine", "data", "methods", "core", "__version__", *LEAVES},
+    "cli": {"channel", "study", "laws", "deploy", "runs", "engine", "data", "methods", "core", "__version__", *LEAVES},
+    "laws": {"engine", "data", "core", *LEAVES},
     "study": {"runs", "engine", "data", "core", *LEAVES},
     "deploy": {"channel", "runs", "engine", "data", "core", *LEAVES},
     "runs": {"engine", "data", "models", "core", *LEAVES},
@@ -28,6 +29,7 @@ MAY: dict[str, set[str]] = {
     "rules": {"core", "errors"},
     "core": LEAVES,
     "files": {"errors"},
+    "user_code": {"errors"},
     "wording": set(),
     "old_paths": set(),  # import paths of version 0.1.0; it imports their new places by their names
     "errors": set(),

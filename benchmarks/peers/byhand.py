@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from problem import FULL, PARTIAL, SIZES, Problem, gradient, sgd
+from problem import EQUAL_STEPS, FULL, PARTIAL, SIZES, Problem, gradient, sgd
 
 LR = 0.1
 N = len(SIZES)
@@ -167,5 +167,62 @@ def fairscale_slowmo(p: Problem) -> Weights:
         lr = LR * 0.9**t
         u = 0.6 * u + (slow - np.mean([sgd(x, p.batches(t, i), lr) for i in ids], axis=0)) / lr
         x = slow = slow - 0.8 * lr * u
+        seen.append(x)
+    return seen
+
+
+def fluke_fedsam(p: Problem) -> Weights:
+    """The perturbation is taken from the gradient plus the last step's perturbed gradient, which nobody cleared."""
+    x, stale, seen = p.x0, {}, []
+    for t, ids in enumerate(PARTIAL):
+        models = []
+        for i in ids:
+            w, left = x, stale.get(i, np.zeros_like(x))
+            for batch in p.batches(t, i):
+                g = gradient(w, batch) + left
+                left = gradient(w + 0.2 * g / (np.linalg.norm(g) + 1e-12), batch)
+                w = w - LR * left
+            models.append(w)
+            stale[i] = left
+        x = np.mean(models, axis=0)
+        seen.append(x)
+    return seen
+
+
+def authors_delta_sgd(p: Problem) -> Weights:
+    """The first step of a round is eta0 sqrt(1 + delta), and the next may grow from there."""
+    x, delta, seen = p.x0, 0.5, []
+    for t, ids in enumerate(PARTIAL):
+        models = []
+        for i in ids:
+            w, old, eta, theta = x, x, 0.2, 1.0
+            for batch in p.batches(t, i):
+                g, new = gradient(w, batch), eta * np.sqrt(1 + delta * theta)
+                if (moved := np.linalg.norm(w - old)) > 0:
+                    new = min(new, moved / np.linalg.norm(g - gradient(old, batch)))
+                theta, eta = new / eta, new
+                w, old = w - eta * g, w
+            models.append(w)
+        x = np.mean(models, axis=0)
+        seen.append(x)
+    return seen
+
+
+def authors_fedadamw(p: Problem) -> Weights:
+    """The second moment travels whole; the same count of all steps so far corrects both moments."""
+    x, D, v, lr, seen = p.x0, np.zeros_like(p.x0), np.zeros_like(p.x0), 0.02, []
+    for t, ids in enumerate(PARTIAL):
+        models, moments = [], []
+        for i in ids:
+            w, m, v_i = x, np.zeros_like(x), v
+            for k, batch in enumerate(p.batches(t, i), start=t * EQUAL_STEPS + 1):
+                g = gradient(w, batch)
+                m, v_i = 0.9 * m + 0.1 * g, 0.999 * v_i + 0.001 * g**2
+                u = m / (1 - 0.9**k) / (np.sqrt(v_i / (1 - 0.999**k)) + 1e-8)
+                w = w - lr * (u + 0.1 * w + 0.5 * D)
+            models.append(w)
+            moments.append(v_i)
+        v, D = np.mean(moments, axis=0), (x - np.mean(models, axis=0)) / (lr * EQUAL_STEPS)
+        x = np.mean(models, axis=0)
         seen.append(x)
     return seen

@@ -21,6 +21,9 @@ WIDE = LOCAL | {"server_lr": 1.0, "beta1": 0.8, "tau": 0.5, "v0": 0.0}
 MIME = {"lr": 0.1, "server_lr": 0.9, "beta": 0.8, "frozen": "full_step"}
 MIME_ADAM = MIME | {"lr": 0.02, "base": "adam", "beta1": 0.8, "beta2": 0.9, "eps": 0.01}
 EQUAL = {"equal": True, "cohorts": FULL}
+DECAY = {"equal": True, "lr_decay": 0.9}
+SAM = LOCAL | {"rho": 0.2}
+NORM = 1e-6  # FL-Simulator adds 1e-7 to the norm of a gradient that it divides by, and 1e-6 where it clips
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Case:
     why: str = ""  # the cause of a difference ...
     rule: Callable[[Problem], Any] | None = None  # ... and the peer's rule by hand, which must give the peer's weights
     via: str = ""  # the peer's method, if it is another method that must give the same weights here
+    within: float = 0.0  # the largest difference that counts as the same; 0: rounding only
 
 
 CASES = [
@@ -118,6 +122,8 @@ CASES = [
     Case("scaffold", "fluke", "scaffold", "option II", LOCAL),
     Case("scaffold", "fedlab", "scaffold", "option II, server lr 0.7", LOCAL | {"server_lr": 0.7}),
     Case("scaffold", "flgo", "scaffold", "option II, server lr 0.7", LOCAL | {"server_lr": 0.7}),
+    Case("scaffold", "flsimulator", "equal scaffold clipped", "equal K, server lr 0.8, lr decays by 0.9, clip 0.5",
+         LOCAL | {"server_lr": 0.8}, DECAY | {"clip": 0.5}, within=NORM),
     Case("scaffold-alpha", "flgo", "scaffold", "alpha 1, server lr 0.7", LOCAL | {"server_lr": 0.7, "alpha": 1.0},
          via="SCAFFOLD"),
     *(
@@ -166,5 +172,52 @@ CASES = [
     Case(
         "mifa", "flgo", "mifa at once", "c = 0", LOCAL, {},
         "FLGo's mean is over the clients seen so far, fedkeel's over all.", partial(byhand.flgo_mifa, wait=False),
+    ),
+    Case("mifa", "fedau", "equal mifa", "equal K, server lr 0.8; the baseline of FedAU's authors",
+         LOCAL | {"server_lr": 0.8}, {"equal": True}),
+    # Methods of 2022 to 2026.
+    Case("fedexp", "fluke", "fedexp", "eps 1e-4, average=False", LOCAL | {"eps": 1e-4, "average": False}),
+    Case("fedsam", "flsimulator", "equal fedsam", "equal K, rho 0.2, server lr 0.8, lr decays by 0.9",
+         SAM | {"server_lr": 0.8}, DECAY, within=NORM),
+    Case(
+        "fedsam", "fluke", "fedsam", "rho 0.2", SAM, {},
+        "fluke does not clear the gradient of the last step, so its perturbation points along the sum of two gradients.",
+        byhand.fluke_fedsam,
+    ),
+    Case("mofedsam", "flsimulator", "equal mofedsam", "equal K, rho 0.2, alpha 0.3, server lr 0.8, lr decays by 0.9",
+         SAM | {"server_lr": 0.8, "alpha": 0.3}, DECAY, within=NORM),
+    Case("fedgamma", "flsimulator", "equal fedgamma", "equal K, rho 0.2, server lr 0.8, lr decays by 0.9",
+         SAM | {"server_lr": 0.8}, DECAY, within=NORM),
+    Case("fedgamma", "flsimulator", "equal fedgamma clipped", "the same, clip 0.5",
+         SAM | {"server_lr": 0.8}, DECAY | {"clip": 0.5}, within=NORM),
+    Case("fedspeed", "flsimulator", "equal fedspeed",
+         "equal K, rho 0.2, prox 0.3, lr decays by 0.9; alpha=1, dual=all, which is the method that it has under this name",
+         SAM | {"prox": 0.3, "alpha": 1.0, "dual": "all"}, DECAY, within=NORM),
+    Case("fedsmoo", "flsimulator", "equal fedsmoo", "equal K, rho 0.2, beta 1/0.3, lr decays by 0.9; drop_e=True",
+         SAM | {"beta": 1 / 0.3, "drop_e": True}, DECAY, within=NORM),
+    Case("fedacg", "fedacg", "fedacg", "lam 0.7; its weight 0.15 of the penalty without 1/2 is beta 0.3",
+         LOCAL | {"lam": 0.7, "beta": 0.3}),
+    Case("fedau", "fedau", "equal fedau", "equal K, no cutoff, server lr 0.8",
+         LOCAL | {"cutoff": 100_000, "server_lr": 0.8}, {"equal": True}),
+    Case("fedau", "fedau", "equal fedau cutoff", "the same, cutoff 2",
+         LOCAL | {"cutoff": 2, "server_lr": 0.8}, {"equal": True}),
+    Case("fedvarp", "fedau", "equal fedvarp", "equal K, server lr 0.8; the baseline of FedAU's authors",
+         LOCAL | {"server_lr": 0.8}, {"equal": True}),
+    Case("delta-sgd", "autotuned", "delta-sgd", "eta0 0.2, gamma 2, delta 0; its eps 0",
+         {"eta0": 0.2, "gamma": 2.0, "delta": 0.0}),
+    Case(
+        "delta-sgd", "autotuned", "delta-sgd grows", "the same, delta 0.5", {"eta0": 0.2, "gamma": 2.0, "delta": 0.5}, {},
+        "The authors' code lets the first step grow, too: it is eta0 sqrt(1 + delta), the listing's is eta0.",
+        byhand.authors_delta_sgd,
+    ),
+    Case("diloco", "torch", "diloco", "AdamW kept by every client, SGD(lr=0.7, momentum=0.9, nesterov=True) on the server; "
+         "OpenDiloco's pair", {"lr": 0.02, "lam": 0.1}),
+    Case("fedmuon", "fedmuon", "equal fedmuon", "equal K, lr 0.02, muon_scale 3, alpha 0.3; its iteration in float64",
+         {"lr": 0.02, "muon_scale": 3.0, "alpha": 0.3}, {"equal": True}),
+    Case(
+        "fedadamw", "fedmuon", "equal fedadamw", "equal K, lr 0.02, alpha 0.5, lam 0.1",
+        {"lr": 0.02, "alpha": 0.5, "lam": 0.1}, {"equal": True},
+        "The authors' code sends the whole second moment, not one mean per tensor, and corrects the bias of m by all steps "
+        "so far although m starts at 0 in every round.", byhand.authors_fedadamw,
     ),
 ]  # fmt: skip

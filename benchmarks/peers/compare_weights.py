@@ -3,9 +3,11 @@
     python benchmarks/peers/compare_weights.py             # all peers; the first time it installs them (7 GB, 15 minutes)
     python benchmarks/peers/compare_weights.py flwr flgo   # some of them: prints, writes nothing
 
-Each peer runs in a separate environment under .venv-peers/. Prints a table and writes it to results/peers.md, followed by
-benchmarks/peers/one_off.md. A difference is explained if a rule by hand gives exactly the peer's weights. Ends with status 1
-if a difference is not explained.
+Each peer that is a package runs in a separate environment under .venv-peers/. Authors' repositories are not fetched: clone
+them from GitHub into .venv-peers/clones/. Otherwise their lines say "not run" and how to clone them.
+
+Prints a table and writes it to results/peers.md, followed by benchmarks/peers/one_off.md. A difference is explained if a
+rule by hand gives exactly the peer's weights. Ends with status 1 if a difference is not explained.
 """
 
 from __future__ import annotations
@@ -37,8 +39,13 @@ The problem: network 5-4-3 with tanh and cross-entropy, 4 clients with 5, 8, 11 
 4, 4, 6 and 2 local steps), 5 rounds with 2 of 4 clients each, learning rate 0.1, unless the setting says otherwise. Both
 sides get the same initial weights and the same batches in the same order. The difference is the largest of any weight after
 any round. Everything is in float64 (rounding: about 1e-15) except where the peer insists on float32 (about 1e-7).
-Aggregation is uniform, or by samples where the setting says so. For Flower, and for torch.optim on the server, the clients
-run fedkeel's plain SGD, so only the server's step is the peer's.
+FL-Simulator adds 1e-7 to the norms of gradients that sharpness-aware methods divide by, and 1e-6 where it clips, so 1e-6
+counts as the same there.
+Aggregation is uniform, or by samples where the setting says so. "Equal K" means 4 local steps for every client. For Flower,
+and for torch.optim on the server alone, the clients run fedkeel's plain SGD, so only the server's step is the peer's.
+
+Code that is not a package (a commit stands beside its name) is neither in this repository nor fetched by it. Clone it from
+GitHub to repeat these lines: `benchmarks/peers/environments.py` lists the repositories.
 """
 
 
@@ -75,7 +82,7 @@ def weights_of(names: list[str]) -> dict[str, Any]:
 
 
 def tolerance(case: Case) -> float:
-    return 2e-6 if case.settings.get("dtype") == torch.float32 else 1e-12
+    return case.within or (2e-6 if case.settings.get("dtype") == torch.float32 else 1e-12)
 
 
 def compare(case: Case, found: Any) -> Line:

@@ -1,4 +1,4 @@
-"""The peers, and a virtual environment for each under .venv-peers/, which git ignores."""
+"""The peers, and a virtual environment or a clone for each under .venv-peers/, which git ignores."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ class Unavailable(Exception):
 @dataclass(frozen=True)
 class Peer:
     title: str
-    requirements: tuple[str, ...]  # the first is the peer itself; none: it runs in this interpreter
+    requirements: tuple[str, ...] = ()  # the first is the peer itself; none: it runs in this interpreter
+    clone: str = ""  # owner/name on GitHub of a peer that is no package; you clone it, see clone_of
+    commit: str = ""  # the commit of the clone that was compared
 
 
 PEERS = {
-    "torch": Peer("torch.optim", ()),
+    "torch": Peer("torch.optim"),
     "flwr": Peer("Flower", ("flwr[simulation]==1.41.0", TORCH)),
     # jax.tree_map, which this FedJAX calls, was removed from later releases of jax; optax and haiku of its time go with it
     "fedjax": Peer(
@@ -43,10 +45,17 @@ PEERS = {
     "fedlab": Peer("FedLab", ("fedlab==1.3.0", TORCH)),
     "flgo": Peer("FLGo", ("flgo==0.4.4", TORCH)),
     "fairscale": Peer("FairScale", ("fairscale==0.4.13", TORCH)),
+    "flsimulator": Peer("FL-Simulator", clone="woodenchild95/FL-Simulator", commit="502bec6"),
+    "fedau": Peer("IBM/fedau", clone="IBM/fedau", commit="6e9cce9"),
+    "fedacg": Peer("geehokim/FedACG", clone="geehokim/FedACG", commit="62b6e95"),
+    "autotuned": Peer("auto-tuned-FL", clone="jlylekim/auto-tuned-FL", commit="15ba33c"),
+    "fedmuon": Peer("junkangLiu0/FedMuon", clone="junkangLiu0/FedMuon", commit="f3972e2"),
 }
 
 
 def release(peer: Peer) -> str:
+    if peer.clone:
+        return peer.commit
     return peer.requirements[0].split("==")[1] if peer.requirements else version("torch")
 
 
@@ -68,12 +77,26 @@ def interpreter(name: str) -> Path:
     return python
 
 
+def clone_of(peer: Peer) -> Path:
+    """The folder of a peer that is no package. This repository neither contains nor fetches such code."""
+    place = HOME / "clones" / peer.clone.split("/")[1]
+    command = f"git clone https://github.com/{peer.clone} .venv-peers/clones/{place.name}"
+    if not place.is_dir():
+        raise Unavailable(f"its code is not here; run `{command}` and check out {peer.commit}")
+    found = subprocess.run(["git", "-C", str(place), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    if not found.stdout.startswith(peer.commit):
+        raise Unavailable(f"the clone is at {found.stdout[:7] or 'no commit'}; check out {peer.commit}")
+    return place
+
+
 def run(name: str) -> Path:
     """Runs the peer's script on the problems in HOME / "work" -> the file with its weights."""
     work = HOME / "work"
+    peer = PEERS[name]
+    arguments = [str(work), name, *([str(clone_of(peer))] if peer.clone else [])]
     python = interpreter(name)
-    print(f"running {PEERS[name].title} ...", flush=True)
-    _run(name, [str(python), str(HERE / f"run_{name}.py"), str(work), name], "run")
+    print(f"running {peer.title} ...", flush=True)
+    _run(name, [str(python), str(HERE / f"run_{name}.py"), *arguments], "run")
     return work / f"{name}.npz"
 
 

@@ -31,7 +31,8 @@ from fedkeel.engine.settings import Settings
 def problem(local_steps: int | None) -> Problem:
     """The problem with the batches that this library's engine draws (see fedkeel.engine.client_work)."""
     x0, data = make_data()
-    settings = Settings(rounds=ROUNDS, local_epochs=EPOCHS, local_steps=local_steps, batch_size=BATCH, seed=SEED)
+    epochs = EPOCHS if local_steps is None else None
+    settings = Settings(rounds=ROUNDS, local_epochs=epochs, local_steps=local_steps, batch_size=BATCH, seed=SEED)
     numbers = {}
     for i, K in enumerate(settings.steps_of(np.array(SIZES)).tolist()):
         for t in range(ROUNDS):
@@ -64,7 +65,7 @@ def trajectory(
     for rounds in range(1, len(cohorts) + 1):
         run = fk.train(
             network(p.x0, dtype), fed, fk.algorithm(name, **options), rounds=rounds, cohort=cohorts, seed=SEED,
-            local_epochs=EPOCHS, local_steps=EQUAL_STEPS if equal else None, batch_size=BATCH,
+            local_epochs=None if equal else EPOCHS, local_steps=EQUAL_STEPS if equal else None, batch_size=BATCH,
             loss=nn.functional.cross_entropy, engine="sequential", progress=False, **settings,
         )  # fmt: skip
         weights.append(run.params.double().numpy())

@@ -13,9 +13,11 @@ from fluke import DDict, FlukeENV
 from fluke.algorithms import CentralizedFL
 from fluke.algorithms.fedavg import FedAVG
 from fluke.algorithms.fedavgm import FedAVGM
+from fluke.algorithms.fedexp import FedExP
 from fluke.algorithms.fednova import FedNova
 from fluke.algorithms.fedopt import FedOpt
 from fluke.algorithms.fedprox import FedProx
+from fluke.algorithms.fedsam import FedSAM, SAMOptimizer
 from fluke.algorithms.fedsgd import FedSGD
 from fluke.algorithms.moon import MOON
 from fluke.algorithms.scaffold import SCAFFOLD
@@ -55,12 +57,13 @@ def run(
     epochs: int = EPOCHS,
     momentum: float = 0.0,
     client: dict[str, Any] | None = None,
+    optimizer: Any = "SGD",
     **server: Any,
 ) -> list[np.ndarray]:
     """The steps of fluke's own loop, round by round."""
     FlukeENV().set_inmemory(True)
     fl = kind.__new__(kind)
-    make = OptimizerConfigurator(DDict(name="SGD", lr=LR, momentum=momentum))
+    make = OptimizerConfigurator(DDict(name=optimizer, lr=LR, momentum=momentum))
     clients = [
         fl.get_client_class()(
             index=i, train_set=Given(p, i, epochs), test_set=None, optimizer_cfg=make, loss_fn=nn.CrossEntropyLoss(),
@@ -92,6 +95,8 @@ torch.set_num_threads(1)
 serve(
     {
         "fedavg": lambda p: run(p, FedAVG, weighted=True),
+        "fedexp": lambda p: run(p, FedExP),
+        "fedsam": lambda p: run(p, FedSAM, client={"rho": 0.2}, optimizer=SAMOptimizer),
         "fedsgd": lambda p: run(p, FedSGD, epochs=1),
         "fedprox": lambda p: run(p, FedProx, client={"mu": 0.5}),
         "fedavgm": lambda p: run(p, FedAVGM),

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from problem import PARTIAL, Batch, Problem, gradient, serve, sgd
-from torch.optim import SGD, Adagrad, Adam, Optimizer
+from problem import PARTIAL, SIZES, Batch, Problem, gradient, serve, sgd
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 LR = 0.1
 LATE = 1e9
@@ -69,8 +69,25 @@ def local_adam(p: Problem) -> list[np.ndarray]:
     return seen
 
 
+def diloco(p: Problem) -> list[np.ndarray]:
+    """Every client has an AdamW that lives through the rounds. The server has SGD with Nesterov momentum."""
+    x = torch.tensor(p.x0, requires_grad=True)
+    outer, seen = SGD([x], lr=0.7, momentum=0.9, nesterov=True), []
+    local = [torch.tensor(p.x0, requires_grad=True) for _ in SIZES]
+    inner = [AdamW([w], lr=0.02, betas=(0.9, 0.95), weight_decay=0.1) for w in local]
+    for t, ids in enumerate(PARTIAL):
+        for i in ids:
+            local[i].data.copy_(x.data)
+            steps(local[i], inner[i], p.batches(t, i))
+        x.grad = x.detach() - torch.stack([local[i].detach() for i in ids]).mean(0)
+        outer.step()
+        seen.append(x.detach().numpy().copy())
+    return seen
+
+
 serve(
     {
+        "diloco": diloco,
         "fedavg": lambda p: one_client(p, lambda w: SGD([w], lr=LR)),
         "slowmo": lambda p: one_client(p, lambda w: SGD([w], lr=LR, momentum=0.7)),
         "fedavgm": lambda p: server(p, lambda x: SGD([x], lr=0.7, momentum=0.6)),

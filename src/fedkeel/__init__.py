@@ -38,11 +38,13 @@ _PUBLIC = {
     "StudyResult": "fedkeel.study.study_result:StudyResult",
     "algorithm": "fedkeel.core.algorithm:make",
     "algorithms": "fedkeel.core.algorithm:algorithms",
+    "check": "fedkeel.laws.method_laws:check",
     "compare": "fedkeel.study.compare:compare",
     "from_csv": "fedkeel.data.readers.csv_table:from_csv",
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
     "load": "fedkeel.data.load:load",
+    "participation": "fedkeel.engine.participation:participation",
     "reproduce": "fedkeel.study.compare:reproduce",
     "resume": "fedkeel.runs.from_config:resume",
     "sweep": "fedkeel.study.compare:sweep",
@@ -62,9 +64,11 @@ if TYPE_CHECKING:
     from fedkeel.data.readers.csv_table import from_csv
     from fedkeel.data.readers.hub import from_hub
     from fedkeel.data.readers.picture_folder import from_folder
+    from fedkeel.engine.participation import participation
     from fedkeel.engine.result import Run
     from fedkeel.engine.train import train
     from fedkeel.errors import RoundError
+    from fedkeel.laws.method_laws import check
     from fedkeel.runs.from_config import resume
     from fedkeel.study.compare import compare, reproduce, sweep
     from fedkeel.study.study_result import StudyResult

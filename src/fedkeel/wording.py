@@ -27,3 +27,16 @@ def file_name(text: str) -> str:
     """A text as the name of a file. It is never empty, and never leads to another directory."""
     name = re.sub(r"[^\w.=+-]+", "_", text).strip("_")
     return name if name.strip(".") else f"_{name}"
+
+
+def literal(text: str) -> Any:
+    """The number, true, false or none that a text spells; any other text unchanged."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):  # "10" and "0.1" differ: a count and a fraction
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

@@ -112,6 +112,7 @@ def test_objects_and_texts_mean_the_same(setting, value, text):
 # Privacy --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_noise_on_sums_has_the_stated_deviation_and_is_the_same_for_mean_and_share():
     """Two runs differ in the noise only, because every upload is clipped to almost nothing."""
     fed = golden_clients()
@@ -161,6 +162,7 @@ def test_epsilon_is_that_of_dp_accounting_and_of_the_published_table():
     assert 2.3 < poisson.epsilon() < 3.01
 
 
+@pytest.mark.slow
 def test_epsilon_finds_the_noise_and_a_budget_stops_the_run():
     planned = Accountant(Sampling(REPLACE, 20, 6), 0.0, 1e-5)
     for _ in range(3):

@@ -113,7 +113,7 @@ def test_a_run_and_the_same_command_again(fedkeel, tmp_path):
 def test_another_config_in_the_same_directory(fedkeel, tmp_path):
     fedkeel("run", *SMALL)
     before = (tmp_path / OUT / "metrics.jsonl").read_bytes()
-    message = error_of(fedkeel("run", *SMALL, "--server-lr", "0.5"))
+    message = error_of(fedkeel("run", *SMALL, "--server-lr", "0.5", "--out", OUT))
     hint = "choose another --out, or --fresh to replace it"
     assert message == f"error: {OUT} holds a run with server_lr = 1.0, this one has 0.5; {hint}"
     error_of(fedkeel("run", *SMALL, "--model", "nope", "--fresh"))

@@ -53,7 +53,8 @@ from fedkeel.models import make_model
 
 fk.load({name!r}, {folder!r})
 make_model("mlp", (8, 8), 10)
-print(*sorted(name for name in sys.modules if name.startswith(("fedkeel.data.", "fedkeel.models."))))
+loaded = {{name for name, module in sys.modules.items() if module.__spec__}}  # modules of version 0.1.0 have none
+print(*sorted(name for name in loaded if name.startswith(("fedkeel.data.", "fedkeel.models."))))
 """
 
 

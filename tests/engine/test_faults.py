@@ -437,7 +437,7 @@ def test_every_ticket_is_drawn_once() -> None:
     tickets, context = Tickets(900), multiprocessing.get_context("fork")
     drawn = context.SimpleQueue()
     for _ in range(2):  # the second time after a restart
-        people = [context.Process(target=lambda: drawn.put([tickets.draw() for _ in range(301)])) for _ in range(3)]
+        people = [context.Process(target=lambda: drawn.put([tickets.take() for _ in range(301)])) for _ in range(3)]
         for person in people:
             person.start()
         numbers = [number for _ in people for number in drawn.get()]

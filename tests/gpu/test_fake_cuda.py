@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import (
 import fedkeel as fk
 from fedkeel.core import device as border
 from fedkeel.core import torch_private
-from fedkeel.core.algorithm import STEPS, Plan
+from fedkeel.core.algorithm import SERVER_HOOKS, Plan
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import TrialSteps, ZeroGrad, down_record, exchanges_of
 from fedkeel.core.round import Round, weighted_sum
@@ -88,7 +88,7 @@ def hooks(name: str, device: torch.device) -> None:
         r = border.round_on(Round(0, S, torch.arange(S), 2 * weights, weights, weights, roles), device)
         border.check_round(r, device)
         stack = border.at_border("upload", type(up)(*(torch.zeros(S, *z.shape, dtype=z.dtype) for z in up)), device)
-        server = getattr(algo, STEPS[stage])(server, stack, r)
+        server = getattr(algo, SERVER_HOOKS[stage])(server, stack, r)
         border.check_device("new server record", server, device)
 
 

@@ -144,6 +144,23 @@ def test_one_method_is_another(one: fk.Algorithm, other: fk.Algorithm, settings:
     close([row["train_loss"] for row in a.history], [row["train_loss"] for row in b.history])
 
 
+# Control variates follow the steps that were taken, so these pairs are the same methods also in runs that clip.
+CLIPPED_PAIRS = [
+    (the("vrl-sgd"), the("scaffold"), {"cohort": N, "local_steps": K, "batch_size": 3}),
+    (the("scaffnew", schedule="fixed"), the("scaffold"), {"cohort": N, "local_steps": K, "batch_size": 3}),
+    (the("scaffold-alpha", alpha=1.0), the("scaffold"), {}),
+    (the("fedgamma", rho=0.0), the("scaffold"), {}),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "settings"), [pytest.param(*p, id=p[0].name) for p in CLIPPED_PAIRS])
+def test_one_method_is_another_with_clipping(one: fk.Algorithm, other: fk.Algorithm, settings: dict[str, Any]) -> None:
+    settings = HARD | settings
+    a, b = train(one, clip=0.5, **settings), train(other, clip=0.5, **settings)
+    assert (a.params - train(one, **settings).params).norm() > 1e-3, "nothing was clipped"
+    close(a.params, b.params)
+
+
 # Such pairs with a setting that breaks the identity. So the test above can fail.
 BROKEN: list[tuple[str, fk.Algorithm, fk.Algorithm, dict[str, Any]]] = [
     ("1", the("fedprox", mu=0.7), the("fedavg"), {}),
@@ -462,6 +479,28 @@ def test_8_a_control_variate_is_the_mean_gradient(name: str) -> None:
         ids, steps = play.round()
         for i, work in zip(ids, steps, strict=True):
             close(play.mems[i].c, mean(work.gradients))
+
+
+CLIPPED_VARIATES = [the("scaffold", lr=0.05), the("scaffold-alpha", lr=0.05), the("fedgamma", lr=0.05)]
+
+
+@pytest.mark.parametrize("algo", CLIPPED_VARIATES, ids=lambda algo: algo.name)
+def test_8_clipping_bounds_the_control_variates(algo: fk.Algorithm) -> None:
+    """A step is at most clip long, so c_i + (its correction) is, too. The mean of these clients' gradients is far longer."""
+    for rounds in (1, 2, 6):
+        settings = HARD | {"clip": 0.01, "cohort": N, "lr_decay": 1.0}
+        before = train(algo, rounds - 1, **settings) if rounds > 1 else None
+        run = train(algo, rounds, **settings)
+        for i in range(N):
+            correction = 0.0 if before is None else before.server.c - before.clients[i].c
+            weight = getattr(algo, "alpha", 1.0)
+            assert (run.clients[i].c + weight * correction).norm() <= 0.01 * (1 + 1e-9)
+        assert run.server.c.norm() > 1e-4
+
+
+def test_8_clip_that_never_acts_changes_nothing() -> None:
+    for algo in CLIPPED_VARIATES:
+        close(train(algo, **HARD, clip=1e6).params, train(algo, **HARD).params)
 
 
 def test_8_scaffold_both_forms_of_option_ii_agree() -> None:

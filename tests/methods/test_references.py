@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import fedkeel as fk
 from fedkeel.core.algorithm import Plan, lookup
 from fedkeel.engine import seeding
 from fedkeel.engine.settings import Settings
+from tests.reference import fedmuon as muon_reference
 from tests.reference.task import Task
 from tests.tasks import full_only, half_square, linear_clients, linear_model
 
@@ -84,6 +87,16 @@ CASES: dict[str, list[dict[str, Any]]] = {
 }
 
 
+# Methods whose control variates depend on what clipping does to the steps. This clip acts on some of them only.
+CLIPPED: dict[str, dict[str, Any]] = {
+    "scaffold": {"server_lr": 0.7},
+    "scaffold-alpha": {"alpha": 0.3},
+    "fedgamma": {"rho": 0.5},
+    "vrl-sgd": {},
+    "scaffnew": {"schedule": "fixed"},
+}
+CLIP = 1.0
+
 # Options that the task carries instead of the reference.
 IN_THE_TASK = {"tracking", "schedule"}
 
@@ -98,7 +111,11 @@ def cases() -> list[Any]:
     ]
 
 
-def task_like(fed: fk.Federation, algo: fk.Algorithm, cohorts: list[list[int]], lr_decay: float) -> Task:
+def shortened(u: np.ndarray) -> np.ndarray:
+    return u * min(1.0, CLIP / float(np.linalg.norm(u)))
+
+
+def task_like(fed: fk.Federation, algo: fk.Algorithm, cohorts: list[list[int]], lr_decay: float, clip: bool = False) -> Task:
     """The same problem as plain arrays, with the mini-batches that the engine draws."""
     settings = Settings(rounds=len(cohorts), local_epochs=2, batch_size=BATCH, seed=SEED)
     K = settings.steps_of(fed.sizes).tolist()
@@ -137,12 +154,25 @@ def task_like(fed: fk.Federation, algo: fk.Algorithm, cohorts: list[list[int]], 
         layers=[slice(0, INPUTS), slice(INPUTS, INPUTS + 1)],
         shapes=[(1, INPUTS), (1,)],
         tracking=tracking,
+        **({"clip": shortened} if clip else {}),
     )
 
 
 @pytest.mark.parametrize(("name", "hp"), cases())
 @pytest.mark.parametrize("lr_decay", [1.0, 0.9])
 def test_same_weights_as_the_reference(name: str, hp: dict[str, Any], lr_decay: float) -> None:
+    compare(name, hp, lr_decay, clip=False)
+
+
+@pytest.mark.parametrize(("name", "hp"), CLIPPED.items())
+@pytest.mark.parametrize("lr_decay", [1.0, 0.9])
+def test_same_weights_as_the_reference_with_clipping(name: str, hp: dict[str, Any], lr_decay: float) -> None:
+    clipped, free = compare(name, hp, lr_decay, clip=True), compare(name, hp, lr_decay, clip=False)
+    assert np.linalg.norm(clipped - free) > 1e-3, "no step was clipped"
+
+
+def compare(name: str, hp: dict[str, Any], lr_decay: float, clip: bool) -> np.ndarray:
+    """The weights of fedkeel after every round, which must be those of the reference; returns the last ones."""
     reference = importlib.import_module(f"tests.reference.{name.replace('-', '_')}").run
     fed = linear_clients(SIZES, INPUTS, seed=1)
     algo = fk.algorithm(name, **hp)
@@ -151,7 +181,7 @@ def test_same_weights_as_the_reference(name: str, hp: dict[str, Any], lr_decay: 
     known = inspect.signature(reference).parameters
     values = {key: value for key, value in dataclasses.asdict(algo).items() if key in known and value is not None}
     assert set(hp) - IN_THE_TASK <= set(known), "the reference does not know this option"
-    expected = reference(task_like(fed, algo, cohorts, lr_decay), **values)
+    expected = reference(task_like(fed, algo, cohorts, lr_decay, clip), **values)
 
     models = []
     for rounds in range(1, len(cohorts) + 1):
@@ -161,8 +191,61 @@ def test_same_weights_as_the_reference(name: str, hp: dict[str, Any], lr_decay: 
         run = fk.train(
             linear_model(INPUTS), fed, algo, rounds=rounds, cohort=cohorts, local_epochs=2, batch_size=BATCH,
             loss=half_square, lr_decay=lr_decay, seed=SEED, engine="sequential", progress=False,
+            clip=CLIP if clip else None,
         )  # fmt: skip
         models.append(run.params.numpy())
     expected = expected[-len(models) :]
     assert np.linalg.norm(expected[-1] - np.linspace(-0.5, 0.7, INPUTS + 1)) > 1e-4, "the reference did not move"
     np.testing.assert_allclose(models, expected, rtol=1e-8, atol=1e-10)
+    return models[-1]
+
+
+def test_fedmuon_with_more_rows_than_columns() -> None:
+    """The matrix of the problem above is one row. Here it is [5, 2], which the iteration transposes and scales."""
+    rows, columns, size = 5, 2, 6
+    rng = np.random.default_rng(2)
+    data = [(rng.normal(size=(size, columns)), rng.normal(size=(size, rows))) for _ in range(N)]
+    x0 = np.linspace(-0.5, 0.7, rows * columns + rows)
+
+    def gradient(i: int, w: np.ndarray) -> np.ndarray:
+        (x, y), W = data[i], w[: rows * columns].reshape(rows, columns)
+        error = (x @ W.T + w[rows * columns :] - y) / (size * rows)  # the loss is half the mean over samples and outputs
+        return np.append((error.T @ x).ravel(), error.sum(0))
+
+    task = Task(
+        x0=x0, N=N, cohorts=COHORTS, K=[3] * N, grad=lambda i, t, k, w: gradient(i, w), full_grad=gradient,
+        loss=lambda *_: 0.0, layers=[slice(0, rows * columns), slice(rows * columns, len(x0))],
+        shapes=[(rows, columns), (rows,)],
+    )  # fmt: skip
+    hp: dict[str, Any] = {"lr": 0.02, "muon_scale": 2.0, "alpha": 0.3, "wd": 0.1, "server_lr": 0.8}
+    model = nn.Linear(columns, rows).double()
+    nn.utils.vector_to_parameters(torch.tensor(x0), model.parameters())
+    run = fk.train(
+        model, fk.Federation.from_arrays(data), fk.algorithm("fedmuon", **hp), rounds=len(COHORTS), cohort=COHORTS,
+        local_steps=3, batch_size=None, loss=half_square, engine="sequential", progress=False,
+    )  # fmt: skip
+    np.testing.assert_allclose(run.params.numpy(), muon_reference.run(task, **hp)[-1], rtol=1e-8, atol=1e-10)
+
+
+def test_a_first_step_of_fedmuon_by_its_singular_values() -> None:
+    """The formula once more, without products of matrices: the iteration applies its polynomial to singular values."""
+    rows, columns, lr, scale, wd = 5, 2, 0.02, 2.0, 0.1
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(6, columns)), rng.normal(size=(6, rows))
+    W = rng.normal(size=(rows, columns))
+    U, s, V = np.linalg.svd((x @ W.T - y).T @ x / y.size, full_matrices=False)
+    s = s / np.linalg.norm(s)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    size = lr * scale  # alpha = 0
+    expected = (1 - size * wd) * W - size * np.sqrt(rows / columns) * (U * s) @ V
+
+    model = nn.Linear(columns, rows, bias=False).double()
+    nn.utils.vector_to_parameters(torch.tensor(W.ravel()), model.parameters())
+    algo = fk.algorithm("fedmuon", lr=lr, muon_scale=scale, alpha=0.0, wd=wd)
+    run = fk.train(
+        model, fk.Federation.from_arrays([(x, y)]), algo, rounds=1, cohort=1, local_steps=1, batch_size=None,
+        loss=half_square, engine="sequential", progress=False,
+    )  # fmt: skip
+    # Dividing by the norm plus 1e-7 moves the result by about 1e-5 of its size, since the momentum is a small multiple of g.
+    np.testing.assert_allclose(run.params.numpy().reshape(rows, columns), expected, atol=1e-6)

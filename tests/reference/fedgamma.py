@@ -18,13 +18,11 @@ def run(task: Task, *, lr: float = 0.1, server_lr: float = 1.0, rho: float = 0.1
         change = np.zeros_like(x)
         for i in cohort:
             xi = x.copy()
-            gradients = []
             for k in range(task.K[i]):
                 e = rho * unit(task.grad(i, t, k, xi))
                 a = task.grad(i, t, k, xi + e)
-                xi = xi - eta * (a + c - ci[i])
-                gradients.append(a)
-            c_new = np.mean(gradients, axis=0)
+                xi = xi - eta * task.clip(a + c - ci[i])
+            c_new = ci[i] - c + (x - xi) / (task.K[i] * eta)
             change = change + (c_new - ci[i])
             ci[i] = c_new
             displacements.append(x - xi)

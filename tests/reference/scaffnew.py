@@ -18,7 +18,7 @@ def run(task: Task, *, lr: float = 0.1) -> list[np.ndarray]:
         for i in S:
             y = x.copy()
             for k in range(task.K[i]):
-                y = y - gamma * (task.grad(i, t, k, y) - h[i])  # x_hat; skipped prox: x = x_hat, h unchanged
+                y = y - gamma * task.clip(task.grad(i, t, k, y) - h[i])  # x_hat; skipped prox: x = x_hat, h unchanged
             hat[i] = y
         x = sum(hat.values()) / len(S)  # prox of the consensus indicator
         for i in S:

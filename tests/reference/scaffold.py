@@ -20,7 +20,7 @@ def run(task: Task, *, lr: float = 0.1, server_lr: float = 1.0, option: str = "I
         for i in cohort:
             xi = x.copy()  # local start
             for k in range(task.K[i]):
-                xi = xi - eta * (task.grad(i, t, k, xi) - ci[i] + c)  # local step
+                xi = xi - eta * task.clip(task.grad(i, t, k, xi) - ci[i] + c)  # local step
             displacements.append(x - xi)
             if option == "I":  # upload
                 new_ci[i] = task.full_grad(i, x)

@@ -18,13 +18,11 @@ def run(task: Task, *, lr: float = 0.1, server_lr: float = 1.0, alpha: float = 1
         new_ci = {}
         for i in cohort:
             xi = x.copy()
-            total = np.zeros_like(x)
             for k in range(task.K[i]):
-                g = task.grad(i, t, k, xi)
-                total = total + g
-                xi = xi - eta * (g + alpha * (c - ci[i]))  # eq. (26)
+                xi = xi - eta * task.clip(task.grad(i, t, k, xi) + alpha * (c - ci[i]))  # eq. (26)
             displacements.append(x - xi)
-            new_ci[i] = total / task.K[i]  # the average of the raw gradients of this round
+            # the average local update without its correction: the average gradient, if nothing was clipped
+            new_ci[i] = (x - xi) / (task.K[i] * eta) - alpha * (c - ci[i])
         x = x - server_lr * np.mean(displacements, axis=0)
         c = c + sum(new_ci[i] - ci[i] for i in cohort) / task.N
         for i in cohort:

@@ -30,6 +30,7 @@ class Task:
     lr_decay: float = 1.0  # the local learning rate of round t is lr * lr_decay**t
     layers: list[slice] = field(default_factory=list)  # the coordinates of each parameter tensor
     shapes: list[tuple[int, ...]] = field(default_factory=list)  # the shape of each parameter tensor (FedMuon)
+    clip: Callable[[Vector], Vector] = lambda u: u  # the local direction, scaled to the run's largest norm (rule R6)
     tracking: list[list[int]] = field(default_factory=list)  # Y_t, a subset of cohorts[t] (FAdamET, FAdamGT)
 
     @property

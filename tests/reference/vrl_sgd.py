@@ -20,7 +20,7 @@ def run(task: Task, *, lr: float = 0.1) -> list[np.ndarray]:
                 h[i] = h[i] + (x - last[i]) / (task.K[i] * last_eta)
             y = x.copy()
             for k in range(task.K[i]):
-                y = y - eta * (task.grad(i, t, k, y) - h[i])
+                y = y - eta * task.clip(task.grad(i, t, k, y) - h[i])
             last[i] = y
             x_next += y / len(S)
         x = x_next

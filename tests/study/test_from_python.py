@@ -79,6 +79,21 @@ def test_a_second_call_reads_and_more_seeds_and_methods_extend(fed, tmp_path):
     assert StudyResult.read(tmp_path / "s").frame.equals(again.frame)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_more_rounds_extend_a_study(fed, tmp_path, keep):
+    """A run whose checkpoint was kept goes on from it; the others start again. The rows are the same either way."""
+    short = SHORT | {"keep": keep}
+    before = fk.compare(make, fed, ["fedavg", "scaffold"], seeds=1, out=tmp_path, **short).frame
+    after = fk.compare(make, fed, ["fedavg", "scaffold"], seeds=1, out=tmp_path, **short | {"rounds": 5}).frame
+    whole = fk.compare(make, fed, ["fedavg", "scaffold"], seeds=1, **short | {"rounds": 5}).frame
+    assert len(after) == 2 * 5
+    assert after.train_loss.tolist() == whole.train_loss.tolist()
+    kept = after[after["round"] < 3]
+    assert (kept.seconds.tolist() == before.seconds.tolist()) == keep  # seconds differ if a round was trained again
+    with pytest.raises(ValueError, match="rounds = 5, this one has 3"):
+        fk.compare(make, fed, ["fedavg", "scaffold"], seeds=1, out=tmp_path, **short)
+
+
 def test_another_model_other_data_or_another_loss_are_refused(fed, tmp_path):
     fk.compare(make, fed, ["fedavg"], seeds=1, out=tmp_path, **SHORT)
     other = fk.load("digits").split("iid", clients=6, seed=3)

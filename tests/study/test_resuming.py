@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedkeel.engine.forked import interrupts_wait
+from fedkeel.engine.forked import defer_ctrl_c
 from fedkeel.runs import config, from_config
 from fedkeel.runs.config import RunConfig, resolve
 from fedkeel.runs.saved_config import saved_config
@@ -48,14 +48,14 @@ def test_ctrl_c_waits_for_the_end_of_a_fork():
     done = []
 
     def fork():
-        with interrupts_wait():
+        with defer_ctrl_c():
             signal.raise_signal(signal.SIGINT)
             done.append("the process is known")
 
     with pytest.raises(KeyboardInterrupt):
         fork()
     assert done
-    with interrupts_wait():
+    with defer_ctrl_c():
         pass
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

@@ -64,7 +64,7 @@ class Received:
     given: Any  # what the server's step gets: a record of [S, ...], or sealed fields
     facts: Round
     kept: dict[int, Any]  # client -> the record of what it could not send
-    mean: Callable[[Tensor], Tensor]  # of what travels beside the uploads, [S, ...] -> [...]
+    mean: Callable[[Tensor], Tensor] | None = None  # of what travels beside the uploads, [S, ...]; None: the ordinary mean
 
 
 class Channel:
@@ -154,7 +154,7 @@ class Channel:
         elif rule is not None:
             total = self._robust(rule, up, r)
         else:
-            return Received(up, r, kept, r.avg)
+            return Received(up, r, kept)
         facts = SumsOnlyRound(**vars(r), total=lambda wanted: total(wanted.weights, wanted.term.of(up), wanted))
         return Received(sealed(up), facts, kept, lambda z: total("avg", z, None))
 

@@ -6,7 +6,7 @@ Each function returns the reason against a condition as words for an error messa
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan
-from fedkeel.core.records import Record, TrialSteps, ZeroGrad, down_record, exchanges_of, trial_upload
+from fedkeel.core.records import Record, TrialSteps, ZeroGrad, down_record, exchanges_of, small_layers, trial_upload
 from fedkeel.core.steps import Grad
-from fedkeel.core.sums import LAYERS, D, only_plain, sums_asked
+from fedkeel.core.sums import only_plain, sums_asked
 
-TRIALS = 4  # with other gradients each; a field with random signs is never negative in all of them with probability 2**-12
+LAYERS = small_layers(2)
+D = sum(LAYERS.sizes)
+TRIALS = 4  # with other gradients each; a field with random signs is never negative in all of them with probability 2**-16
 
 
 def planned(method: Algorithm) -> Algorithm:
@@ -30,7 +32,7 @@ def why_sums_are_not_enough(method: Algorithm) -> str | None:
     """Why the server needs single uploads. None: sums are enough, so secure aggregation would be valid."""
     method = planned(method)
     for stage in exchanges_of(method):
-        if not only_plain(sums_asked(method, stage)):
+        if not only_plain(sums_asked(method, stage, LAYERS)):
             return _looks(method, stage)
     return None
 
@@ -44,7 +46,7 @@ def why_not_aggregation(method: Algorithm) -> str | None:
     """A robust mean is of no use if the server also uses single uploads."""
     method = planned(method)
     for stage in exchanges_of(method):
-        if method.facts.owns or sums_asked(method, stage) is None:
+        if method.facts.owns or sums_asked(method, stage, LAYERS) is None:
             return _looks(method, stage)
     return None
 
@@ -122,7 +124,7 @@ def _random_upload(method: Algorithm, stage: str, number: int) -> Record:
     return getattr(method, stage)(down_record(method, server), mem, steps)[0]
 
 
-CONDITIONS = {
+CONDITIONS: dict[str, Callable[[Algorithm], str | None]] = {
     "privacy": why_not_privacy,
     "local privacy": functools.partial(why_not_privacy, where="client"),
     "aggregation": why_not_aggregation,

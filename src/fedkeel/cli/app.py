@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 
 import fedkeel
 from fedkeel.cli.options import TaskCommand, merged, task_options
-from fedkeel.cli.studies import Fresh, MLflow, TensorBoard, Wandb, add_commands
+from fedkeel.cli.studies import Fresh, Json, MLflow, TensorBoard, Wandb, add_commands
 from fedkeel.errors import RoundError, StorageError
 from fedkeel.wording import amount
 
@@ -44,6 +44,8 @@ Study = Annotated[
         show_default=False,
     ),
 ]
+RESUMED = ("rounds", "evaluate_every", "engine", "workers", "timeout", "ray_address", "min_clients", "data_dir")
+LONGEST_NAME = 200  # bytes of a directory's name: file systems allow 255
 OTHER = "choose another --out, or --fresh to replace it"
 
 
@@ -72,7 +74,8 @@ def run(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of the run; default runs/DATA-ALGORITHM-seedSEED. [dim]E.g. --out runs/x[/dim]",
+            help="Directory of the run; default runs/DATA-ALGORITHM-seedSEED. If that directory holds another run, the "
+            "settings that differ are added to its name. [dim]E.g. --out runs/x[/dim]",
             show_default=False,
         ),
     ] = None,
@@ -89,9 +92,13 @@ def run(
     """
     from fedkeel.runs.config import read_settings, resolve
 
+    if study is not None and (method := _method_in_place_of_a_file(study)):
+        if settings.get("algorithm", method) != method:
+            raise ValueError(f"algorithm: it is {method} and {settings['algorithm']}; give one of them")
+        study, settings = None, settings | {"algorithm": method}
     given = read_settings(study) if study else {}
     config = resolve(merged(given, settings, ctx.args))
-    out = out or Path("runs") / f"{config.data}-{config.algorithm}-seed{config.seed}"
+    out = out or _free_directory(config, fresh)
     places = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
     trackers = {name: place for name, place in places.items() if place is not None}
     if not trackers:
@@ -103,34 +110,83 @@ def run(
     _train(config, out, fresh, trackers, shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh"))
 
 
+def _method_in_place_of_a_file(study: Path) -> str | None:
+    """The method that `fedkeel run fedavg` means. None if the word is not a method."""
+    if study.exists() or study.suffix == ".toml":
+        return None
+    from fedkeel.core.algorithm import algorithms, spelled
+    from fedkeel.errors import nearest
+
+    known = algorithms()  # imports the methods of other packages, too, whose spelling is then known
+    name = spelled(str(study))
+    if ":" in name or name in known:
+        return name
+    raise ValueError(f"study: {str(study)!r} is neither a file nor a method{nearest(name.lower(), known)}")
+
+
+def _free_directory(config: RunConfig, fresh: bool) -> Path:
+    """runs/DATA-ALGORITHM-seedSEED. If it holds another run, the settings that differ are added to the name."""
+    from fedkeel.engine.state import directory
+    from fedkeel.runs.saved_config import differences
+    from fedkeel.wording import file_name, value_text
+
+    usual = Path("runs") / file_name(f"{config.data}-{config.method.name}-seed{config.seed}")
+    if fresh or not directory.holds_run(usual):
+        return usual
+    other = differences(usual, config)
+    if not other:
+        return usual
+    words = "-".join(f"{key}={value_text(now, key)}" for key, (_, now) in sorted(other.items()))
+    out = usual.with_name(file_name(f"{usual.name}-{words}")[:LONGEST_NAME])
+    if not out.exists():
+        typer.echo(f"{usual} holds a run with other settings; this one goes to {out}")
+    return out
+
+
 @app.command()
+@task_options(RESUMED)
 def resume(
+    settings: dict[str, Any],
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Directory of a run. [dim]E.g. runs/x[/dim]")],
 ) -> None:
-    """Go on with a run that was stopped, from its last checkpoint."""
+    """Go on with a run that was stopped, from its last checkpoint, or with a complete run for more rounds (--rounds)."""
+    from fedkeel.engine.state.directory import next_round
     from fedkeel.runs.config import resolve
     from fedkeel.runs.saved_config import saved_config
 
-    _train(resolve(saved_config(directory)), directory, fresh=False)
+    config = resolve(saved_config(directory).changed(**settings))
+    done = next_round(directory)
+    if done is not None and config.rounds < done:
+        raise ValueError(f"rounds = {config.rounds} is not allowed; {directory} has {done} rounds already")
+    _train(config, directory, fresh=False, changed=settings)
 
 
 def _train(
-    config: RunConfig, out: Path, fresh: bool, trackers: Mapping[str, str] | None = None, again: str | None = None
+    config: RunConfig,
+    out: Path,
+    fresh: bool,
+    trackers: Mapping[str, str] | None = None,
+    again: str | None = None,
+    changed: Iterable[str] = (),
 ) -> None:
     """Starts the run in `out`, goes on with it, or shows it if it is complete.
 
     trackers: tracker -> its place; each gets every row.  again: the command that goes on, if it is not `resume`.
+    changed: settings that may differ from those of the run in `out`.
     """
     from fedkeel.engine.progress import RoundBar
     from fedkeel.engine.state import directory
     from fedkeel.runs.from_config import task, train
 
     if directory.holds_run(out) and not fresh:
-        from fedkeel.runs.saved_config import difference
+        from fedkeel.runs.saved_config import difference, differences
 
-        if different := difference(out, config):
+        different = difference(out, config)
+        if different and not differences(out, config).keys() <= set(changed):
             task(config)  # if a setting is wrong by itself, its message helps more
-            raise ValueError(f"{different}; {OTHER}")
+            longer = f", or fedkeel resume {shlex.quote(str(out))} --rounds {config.rounds} for more rounds"
+            only_rounds = set(differences(out, config)) == {"rounds"}
+            raise ValueError(f"{different}; {OTHER}{longer * only_rounds}")
         if found := directory.summary(out, config.rounds):
             typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
             return _print_summary(found, out)
@@ -185,14 +241,45 @@ def algorithms(
     name: Annotated[
         str | None, typer.Argument(help="A method, for its page. [dim]E.g. fedlada[/dim]", show_default=False)
     ] = None,
+    conditions: Annotated[
+        bool, typer.Option("--conditions", help="Which conditions (privacy, robust means, compression, attacks) are valid.")
+    ] = False,
+    json: Json = False,
 ) -> None:
     """List all methods with their costs, or show the page of one."""
     from fedkeel.cli.tables import algorithm_page, algorithm_table
 
-    if name is None:
+    if conditions:
+        from fedkeel.cli.conditions import condition_table
+
+        condition_table(name, json)
+    elif json:
+        from fedkeel.cli.listings import method_facts, print_json
+        from fedkeel.core.algorithm import algorithms as names
+
+        print_json([method_facts(one) for one in names()] if name is None else method_facts(name))
+    elif name is None:
         algorithm_table()
     else:
         algorithm_page(name)
+
+
+@app.command(cls=TaskCommand)
+def check(
+    ctx: typer.Context,
+    name: Annotated[
+        str, typer.Argument(metavar="METHOD", help="A name, or package.module:Class. [dim]E.g. mine.methods:FedMine[/dim]")
+    ],
+) -> None:
+    """Apply the laws that every method here obeys to a method, also of another package. It takes some seconds.
+
+    Hyper-parameters are options: values with which 100 rounds reach a fixed point, for the law about the minimiser.
+    """
+    from fedkeel.cli.check import check_method
+    from fedkeel.runs.config import hyperparameters_from
+
+    if not check_method(name, hyperparameters_from(name, ctx.args)):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -222,8 +309,12 @@ def bench(
 
 @datasets_app.callback()
 @task_options(("data_dir",))
-def _datasets(ctx: typer.Context, settings: dict[str, Any]) -> None:
-    if ctx.invoked_subcommand is None:
+def _datasets(ctx: typer.Context, settings: dict[str, Any], json: Json = False) -> None:
+    if ctx.invoked_subcommand is None and json:
+        from fedkeel.cli.listings import data_sets, print_json
+
+        print_json(data_sets(settings.get("data_dir")))
+    elif ctx.invoked_subcommand is None:
         from fedkeel.cli.tables import dataset_table
 
         dataset_table(settings.get("data_dir"))
@@ -245,13 +336,19 @@ def show_dataset(
             show_default=False,
         ),
     ] = None,
+    json: Json = False,
 ) -> None:
     """Split a data set among clients and show how much they differ: sizes, label entropy, who has which classes."""
+    from fedkeel.cli.listings import print_json, split_facts
     from fedkeel.cli.tables import split_table
     from fedkeel.runs.config import with_split_defaults
     from fedkeel.runs.from_config import federation
 
-    split_table(federation(with_split_defaults(merged({"data": name}, settings))), plot)
+    fed = federation(with_split_defaults(merged({"data": name}, settings)))
+    if json:
+        print_json(split_facts(fed, plot))
+    else:
+        split_table(fed, plot)
 
 
 @deploy_app.command("init")
@@ -259,13 +356,26 @@ def deploy_init(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where to put the app. [dim]E.g. app[/dim]")],
     source: Annotated[
         Path,
-        typer.Option("--from", metavar="RUN", help="Directory of a run, or a study file. [dim]E.g. --from runs/x[/dim]"),
+        typer.Option(
+            "--from", metavar="RUN", help="Directory of a run or study, or a study file. [dim]E.g. --from runs/x[/dim]"
+        ),
     ],
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which method of a study. [dim]E.g. --method scaffold[/dim]", show_default=False),
+    ] = None,
 ) -> None:
     """Write a Flower app that runs the method, model and data of a run on SuperNodes, or in Flower's simulation."""
     from fedkeel.deploy.project import init
 
-    for path in init(directory, source):
+    chosen: Path | RunConfig = source
+    if (source / "study.toml").exists():
+        from fedkeel.study.study_result import StudyResult
+
+        chosen = StudyResult.read(source).config_of(method)
+    elif method is not None:
+        raise ValueError(f"method = {method!r} is not allowed: {source} holds one run, not a study")
+    for path in init(directory, chosen):
         typer.echo(f"wrote {path}")
     typer.echo(f"run it with: flwr run {shlex.quote(str(directory))}")
 
@@ -304,12 +414,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+# What other programs call a command -> the command here.
+COMMANDS = {"train": "run", "fit": "run", "simulate": "run", "methods": "algorithms", "data": "datasets"}
+
+
+def _command_hint(message: str) -> str:
+    """The end of the message about an unknown command: the command that is probably meant."""
+    given = message.partition("No such command '")[2].partition("'")[0]
+    known = COMMANDS.get(given.lower())
+    return " To train one method: fedkeel run" if known == "run" else f" Did you mean fedkeel {known}?" if known else ""
+
+
 def _explained(error: Exception) -> tuple[str, int]:
     """The message of an error, and the exit code."""
     if isinstance(error, typer.Abort):
         return "interrupted", 130
     if hasattr(error, "format_message"):  # typer's own: a missing argument, an unknown command
-        return error.format_message(), 2
+        return error.format_message() + _command_hint(error.format_message()), 2
     message = "; ".join([str(error), *getattr(error, "__notes__", ())])
     missing_package = isinstance(error, ImportError) and error.name is None  # Python's own errors have a name
     if isinstance(error, ValueError) or missing_package:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from fedkeel.runs.config import SETTINGS, RunConfig, hyperparameters_from, literal
+from fedkeel.runs.config import SETTINGS, RunConfig, hyperparameters_from
+from fedkeel.wording import literal
 
 NAMES = [name for name in SETTINGS if name != "hyperparameters"]
 
@@ -100,6 +101,40 @@ def unknown(name: str, known: Iterable[str], otherwise: str) -> ValueError:
     return ValueError(f"unknown option {flag(name)}; {hint}")
 
 
+# What other libraries call a setting -> the option here.
+ELSEWHERE = {
+    "epochs": "--local-epochs",
+    "num_rounds": "--rounds",
+    "num_clients": "--clients",
+    "batch": "--batch-size",
+    "method": "--algorithm",
+    "dataset": "--data",
+    "learning_rate": "--lr",
+    "partition": "--split",
+    "output": "--out",
+}
+
+
+def _no_hyperparameter(name: str, value: Any, config: RunConfig, fields: list[str]) -> ValueError:
+    """The error for an option that is neither a setting nor a hyper-parameter of the method."""
+    import dataclasses
+
+    from fedkeel.core.algorithm import algorithms, lookup
+
+    has = f"{config.algorithm} has {', '.join(map(flag, fields))}"
+    if name in ELSEWHERE:
+        return ValueError(f"unknown option {flag(name)}; did you mean {ELSEWHERE[name]}?")
+    if name == "alpha" and "dirichlet" in config.split:
+        return ValueError(
+            f"unknown option --alpha: {config.algorithm} has no alpha; for the Dirichlet split write --concentration {value}"
+        )
+    others = [one for one in algorithms() if name in {field.name for field in dataclasses.fields(lookup(one))}]  # type: ignore[arg-type]
+    if others:
+        some = ", ".join(others[:6]) + (", ..." if len(others) > 6 else "")
+        return ValueError(f"unknown option {flag(name)}: {config.algorithm} has no {name} ({has}); methods with it: {some}")
+    return unknown(name, (*fields, *NAMES, "out", "fresh"), has)
+
+
 def merged(study: Mapping[str, Any], settings: Mapping[str, Any], extra: Iterable[str] = ()) -> RunConfig:
     """The settings of a study file, overridden by those of the command line. extra: hyper-parameters of the command line."""
     import dataclasses
@@ -113,5 +148,5 @@ def merged(study: Mapping[str, Any], settings: Mapping[str, Any], extra: Iterabl
     given = hyperparameters_from(config.algorithm, extra)
     for name in given:
         if name not in fields:
-            raise unknown(name, (*fields, *NAMES, "out", "fresh"), f"{config.algorithm} has {', '.join(map(flag, fields))}")
+            raise _no_hyperparameter(name, given[name], config, fields)
     return config.changed(hyperparameters={**config.hyperparameters, **given})

@@ -19,6 +19,7 @@ TASK = [name for name in NAMES if name != "algorithm"]
 
 
 Fresh = Annotated[bool, typer.Option("--fresh", help="Replace what the directory holds. [dim]E.g. --fresh[/dim]")]
+Json = Annotated[bool, typer.Option("--json", help="Print it as JSON, for programs. [dim]E.g. --json[/dim]")]
 StudyFile = Annotated[
     Path | None,
     typer.Argument(
@@ -168,6 +169,7 @@ def reproduce(
         str | None, typer.Argument(metavar="NAME", help="A recipe. [dim]E.g. gradma/tab1[/dim]", show_default=False)
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List all recipes and stop. [dim]E.g. --list[/dim]")] = False,
+    json: Json = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print the recipe as a study file and stop. [dim]E.g. --show > mine.toml[/dim]")
     ] = False,
@@ -195,7 +197,14 @@ def reproduce(
     from fedkeel.study.changes import add_axes, choose_cases, tell_changes
     from fedkeel.study.recipes import read as recipes
 
-    _refuse_unknown(ctx, "list", "show", "scale", "cases", "over")
+    _refuse_unknown(ctx, "list", "json", "show", "scale", "cases", "over")
+    if json and (list_ or name is None):
+        from fedkeel.cli.listings import print_json
+
+        columns = ("name", "title", "runs", "trials")
+        return print_json([dict(zip(columns, row, strict=True)) for row in recipes.listed()])
+    if json:
+        raise ValueError("option --json belongs to --list; a study writes results.json to its directory")
     if list_ or name is None:
         return screen.recipe_table(recipes.listed())
     recipe = recipes.read(name, scale)

@@ -143,16 +143,13 @@ def _value(value: Any) -> str:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-def dataset_table(data_dir: str | None = None) -> None:
-    """All data sets, and whether their files are on this machine. Loads none of them."""
+def data_set_rows(data_dir: str | None = None) -> list[tuple[str, str, str, str, str]]:
+    """(name, what it is, size, is it here, where) of all data sets. Loads none of them."""
     from fedkeel.data.catalogue import CATALOGUE
-    from fedkeel.data.load import data_folder, digits
+    from fedkeel.data.load import data_folder, digits, packaged
     from fedkeel.data.named_sets import locate
 
-    folder, screen = data_folder(data_dir), console()
-    wide = screen.width >= WIDE
-    shown = table("name", "what it is", *(["size", "where"] if wide else ["here"]))
-    shown.columns[0].no_wrap = True
+    folder = data_folder(data_dir)
     about, size = (digits.__doc__ or "").split("; ")
     rows = [("digits", about, size.rstrip("."), "yes", "scikit-learn")]
     for name, source in CATALOGUE.items():
@@ -163,7 +160,18 @@ def dataset_table(data_dir: str | None = None) -> None:
             where = str(next(path.parent for path in paths if path)) + (f" ({form.note})" if form.note else "")
             here = "a part" if form.note else "yes"
         rows.append((name, source.about, source.size, here, where))
-    for name, about, size, here, where in rows:
+    return rows + [(name, "Of an installed package.", "", "yes", entry.value) for name, entry in packaged().items()]
+
+
+def dataset_table(data_dir: str | None = None) -> None:
+    """All data sets, and whether their files are on this machine."""
+    from fedkeel.data.load import data_folder
+
+    folder, screen = data_folder(data_dir), console()
+    wide = screen.width >= WIDE
+    shown = table("name", "what it is", *(["size", "where"] if wide else ["here"]))
+    shown.columns[0].no_wrap = True
+    for name, about, size, here, where in data_set_rows(data_dir):
         shown.add_row(name, about, *([size, where] if wide else [here]))
     screen.print(shown)
     missing = "There is no data directory: give --data-dir or set FEDKEEL_DATA."

@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import inspect
+import logging
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from fedkeel.core.hyperparameters import check_value, python_number
 from fedkeel.errors import nearest
+from fedkeel.user_code import find_object
 
 if TYPE_CHECKING:  # so that the list of methods is known without torch, for `fedkeel --help`
     import numpy as np
@@ -31,7 +34,7 @@ if TYPE_CHECKING:  # so that the list of methods is known without torch, for `fe
     from fedkeel.core.steps import Steps
 
 # The exchanges of a run, in their order: the hook of the clients, and the hook of the server for their uploads.
-STEPS = {"warmup": "warmup_server", "survey": "survey_server", "client": "server"}
+SERVER_HOOKS = {"warmup": "warmup_server", "survey": "survey_server", "client": "server"}
 HOOKS = {"warms_up": "warmup", "surveys": "survey"}  # which hook announces an optional exchange
 # What a method may be good for: the groups of `fedkeel algorithms`, in their order there.
 PROBLEMS = {
@@ -140,6 +143,7 @@ class Facts:
 
 # The registry: every method by its name ----------------------------------------------------------------------------
 
+log = logging.getLogger("fedkeel")
 registered: dict[str, type[Algorithm]] = {}
 A = TypeVar("A", bound=type[Algorithm])
 
@@ -201,7 +205,7 @@ def _check_hooks(name: str, cls: type[Algorithm]) -> None:
             raise TypeError(f"{name}: it defines {former}, which is now called {hook}; rename it")
     for says, stage in HOOKS.items():
         if getattr(cls, says) is not getattr(Algorithm, says):
-            missing = [hook for hook in (stage, STEPS[stage]) if not hasattr(cls, hook)]
+            missing = [hook for hook in (stage, SERVER_HOOKS[stage]) if not hasattr(cls, hook)]
             if missing:
                 raise TypeError(f"{name}: it defines {says}, so it must define {' and '.join(missing)}, too")
 
@@ -219,7 +223,7 @@ def received(cls: type[Algorithm], hook: str) -> type | None:
 
 def _check_received(name: str, cls: type[Algorithm], sends: Sequence[str]) -> None:
     """The type of `down` has exactly the fields that are sent. A type checker then finds the use of any other field."""
-    for hook in STEPS:
+    for hook in SERVER_HOOKS:
         kind = received(cls, hook) if hasattr(cls, hook) else None
         if kind is not None and set(kind._fields) != set(sends):  # type: ignore[attr-defined]
             has = " ".join(kind._fields)  # type: ignore[attr-defined]
@@ -254,13 +258,37 @@ def defaults(kind: type[Algorithm]) -> dict[str, Any]:
     return {one.name: one.default for one in dataclasses.fields(kind) if one.default is not dataclasses.MISSING}  # type: ignore[arg-type]
 
 
+def spelled(name: str) -> str:
+    """The name as it is registered: names are not case-sensitive, and FedAvg_M is read as fedavg-m."""
+    if name in registered or ":" in name:
+        return name
+    plain = name.lower().replace("_", "-")
+    if plain.replace("-", "_") in _files():
+        return plain
+    return next((known for known in registered if known.lower().replace("_", "-") == plain), name)
+
+
+def _from_package(name: str) -> type[Algorithm]:
+    """The method `package.module:Class`."""
+    kind = find_object("algorithm", name, "package.module:Class")
+    if not isinstance(kind, type) or not issubclass(kind, Algorithm):
+        raise ValueError(f"algorithm: {name} is no method; it must be a subclass of fedkeel.Algorithm")
+    if "facts" not in vars(kind):
+        raise ValueError(f"algorithm: {name} has no name; decorate it by @algorithm(...) of fedkeel.core.algorithm")
+    return kind
+
+
 def lookup(name: str) -> type[Algorithm]:
-    """The class registered under `name`."""
+    """The class registered under `name`, or `package.module:Class`."""
     if not isinstance(name, str):
         raise ValueError(f"algorithm: expected a name, not {type(name).__name__}")
+    if ":" in name:
+        return _from_package(name)
+    name = spelled(name)
     import_file(name)
     if name not in registered:
         _import_all()
+        name = spelled(name)
     if name not in registered:
         raise ValueError(f"algorithm: unknown name {name!r}{nearest(name, registered)}")
     return registered[name]
@@ -292,6 +320,17 @@ def import_file(name: str) -> None:
 def _import_all() -> None:
     for name in _files():
         importlib.import_module(f"fedkeel.methods.{name}")
+    _import_packages()
+
+
+@functools.cache
+def _import_packages() -> None:
+    """Imports the methods that installed packages announce by the entry point `fedkeel.methods`."""
+    for entry in importlib.metadata.entry_points(group="fedkeel.methods"):
+        try:
+            entry.load()
+        except Exception as error:  # a package that is broken must not take the other methods with it
+            log.warning("algorithm: the method %s of %s cannot be imported: %s", entry.name, entry.value, error)
 
 
 if not TYPE_CHECKING:  # names of version 0.1.0; a type checker sees only the names above

@@ -147,6 +147,11 @@ def exchanges_of(algo: Algorithm) -> list[str]:
     return ["warmup"] * algo.warms_up() + ["survey"] * hasattr(algo, "survey") + ["client"]
 
 
+def small_layers(count: int) -> Layers:
+    """The layers of a small model, for trials of a method."""
+    return Layers([2] * count)
+
+
 def trial_upload(algo: Algorithm, stage: str, layers: Layers, dtype: torch.dtype) -> Record:
     """What a client uploads in an exchange, for a model with these layers; only shapes and dtypes mean anything.
 
@@ -170,7 +175,7 @@ def check_records(algo: Algorithm, layers: Layers) -> None:
 
     layers: those of the model for which the method was planned. The trial has as many, all small.
     """
-    small = Layers([2] * len(layers.sizes))
+    small = small_layers(len(layers.sizes))
     for stage in exchanges_of(algo):
         try:
             up, new, mem = _try(algo, stage, small, torch.float32)

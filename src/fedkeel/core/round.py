@@ -20,7 +20,7 @@ class Round:
     N: int  # registered clients
     ids: Tensor  # [S] clients whose uploads arrived, in increasing order
     K: Tensor  # [S] float64, local steps of each
-    p: Tensor  # [S] float64, weights in the round, sum 1
+    p: Tensor  # [S] float64, weights in the round; sum 1, or a mean of 1 over rounds if `weighted` corrects them
     weight: Tensor  # [S] float64, weights among all N clients: 1/N each, or n_i / sum of all n
     drawn: SimpleNamespace  # [S] float64 each: the roles from the method's `draw`
     last: bool = True  # False while a warm-up still has clients to visit

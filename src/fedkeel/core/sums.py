@@ -20,13 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import STEPS, Algorithm
+from fedkeel.core.algorithm import SERVER_HOOKS, Algorithm
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import Record, trial_upload
+from fedkeel.core.records import Record, small_layers, trial_upload
 from fedkeel.core.round import Round
 
-LAYERS = Layers([2, 1])  # of the smallest model that is not trivial
-D = sum(LAYERS.sizes)
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"*": torch.mul, "/": torch.div}
 
 
@@ -110,8 +108,10 @@ class SumsOnlyRound(Round):
         return self.total(Sum(z._term, weights))
 
 
-def sums_asked(method: Algorithm, stage: str) -> Counter[Sum] | None:
+def sums_asked(method: Algorithm, stage: str, layers: Layers) -> Counter[Sum] | None:
     """How often the server half of this exchange asks for each sum. None: it needs single uploads.
+
+    layers: those of the model for which the method was planned. The trial has as many, all small.
 
     The first round may differ from the others, and the last exchange of a warm-up from those before it. So all of them are
     tried, and the largest number counts.
@@ -119,26 +119,26 @@ def sums_asked(method: Algorithm, stage: str) -> Counter[Sum] | None:
     asked: Counter[Sum] = Counter()
     try:
         for t, last in (-1 if stage == "warmup" else 0, False), (-1 if stage == "warmup" else 0, True), (1, True):
-            asked |= _asked_in(method, stage, t, last)
+            asked |= _asked_in(method, stage, small_layers(len(layers.sizes)), t, last)
     except Exception:  # NotASum, or something that a method of the user's cannot do with so small a model
         return None
     return asked
 
 
-def _asked_in(method: Algorithm, stage: str, t: int, last: bool) -> Counter[Sum]:
-    like = trial_upload(method, stage, LAYERS, torch.float32)
+def _asked_in(method: Algorithm, stage: str, layers: Layers, t: int, last: bool) -> Counter[Sum]:
+    like = trial_upload(method, stage, layers, torch.float32)
     asked: Counter[Sum] = Counter()
 
     def total(wanted: Sum) -> Tensor:
         asked[wanted] += 1
         return wanted.term.of(like).clone()
 
-    server, _ = method.init(torch.zeros(D))
+    server, _ = method.init(torch.zeros(sum(layers.sizes)))
     one = torch.ones(1, dtype=torch.float64)
     roles = [name for name in method.draw(np.random.default_rng(0), [0]) if name != "K"]
     drawn = SimpleNamespace(**dict.fromkeys(roles, one))
     r = SumsOnlyRound(t, 1, torch.zeros(1, dtype=torch.int64), one, one, one, drawn, last, total)
-    getattr(method, STEPS[stage])(server, sealed(like), r)
+    getattr(method, SERVER_HOOKS[stage])(server, sealed(like), r)
     return asked
 
 

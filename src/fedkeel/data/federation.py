@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.data.partition import partition
+from fedkeel.data.partition import partition, spelled
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has almost no operations for them
 Prepare = Callable[[Tensor], Tensor]  # stored samples [B, ...] -> what the model takes
@@ -161,6 +161,7 @@ class Dataset:
 
         >>> load("digits").split("dirichlet_per_class", clients=100, concentration=0.1, seed=0)
         """
+        kind = spelled(kind)
         parts = partition(kind, self.y.numpy(), clients, seed, self.key, **options)
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         origin = {"data": self.name, "split": kind, "clients": clients, "split_seed": seed, **options}

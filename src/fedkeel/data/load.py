@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from importlib.metadata import version
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,10 @@ def load(name: str, data_dir: str | Path | None = None, augment: str | None = No
     """
     if not isinstance(name, str):
         raise ValueError(f"data: expected a name, not {type(name).__name__}")
-    if name == "digits":
+    if name.lower() == "digits":
         data = digits()
+    elif (name := next((known for known in names() if known.lower() == name.lower()), name)) in packaged():
+        data = _from_package(name)
     elif name in names():
         from fedkeel.data.named_sets import load_named
 
@@ -43,7 +45,26 @@ def load(name: str, data_dir: str | Path | None = None, augment: str | None = No
 def names() -> list[str]:
     from fedkeel.data.catalogue import CATALOGUE
 
-    return ["digits", *CATALOGUE]
+    return ["digits", *CATALOGUE, *packaged()]
+
+
+@functools.cache
+def packaged() -> dict[str, EntryPoint]:
+    """The data sets of installed packages, by the entry point `fedkeel.datasets`: functions that return a Dataset."""
+    from fedkeel.data.catalogue import CATALOGUE
+
+    return {one.name: one for one in entry_points(group="fedkeel.datasets") if one.name not in ("digits", *CATALOGUE)}
+
+
+def _from_package(name: str) -> Dataset:
+    where = packaged()[name].value
+    try:
+        data = packaged()[name].load()()
+    except Exception as error:
+        raise ValueError(f"data: {name} of {where} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(data, Dataset):
+        raise ValueError(f"data: {name} of {where} returned a {type(data).__name__}, not a fedkeel.Dataset")
+    return data
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path | None:

@@ -143,6 +143,15 @@ def shards(rng: np.random.Generator, labels: np.ndarray, clients: int, per_clien
     return [np.concatenate([cuts[shard] for shard in mine]) for mine in dealt]
 
 
+ALIASES = {"dirichlet": "dirichlet_per_class", "natural": "by_key", "pathological": "shards"}  # names of other libraries
+
+
+def spelled(kind: str) -> str:
+    """The split as it is called here: names are not case-sensitive."""
+    plain = kind.lower().replace("-", "_")
+    return ALIASES.get(plain, plain if plain in PARTITIONS else kind)
+
+
 PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "iid": iid,
     "quantity": quantity,

@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from fedkeel.core.algorithm import STEPS, Algorithm, make
+from fedkeel.core.algorithm import SERVER_HOOKS, Algorithm, make
 from fedkeel.core.records import Record
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.arrays import arrays_of, to_arrays, to_record
@@ -58,7 +58,7 @@ class MessageHandler:
         client = client_number(context)
         if request.client != client:
             raise WrongClient(f"this node is client {client}, not {request.client}")
-        if not re.fullmatch("[0-9a-f]{32}", request.run) or request.stage not in STEPS:
+        if not re.fullmatch("[0-9a-f]{32}", request.run) or request.stage not in SERVER_HOOKS:
             raise InvalidMessage(f"run = {request.run[:40]!r}, stage = {request.stage[:20]!r} are not a request of fedkeel")
         run = self._prepared(request.task)
         down = to_record(arrays_of(content, "down"), run.down)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from fedkeel.channel.validity import planned, why_sums_are_not_enough
+from fedkeel.channel.validity import LAYERS, planned, why_sums_are_not_enough
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.records import Record, exchanges_of, trial_upload
-from fedkeel.core.sums import LAYERS, D
 
 
 def why_noise_is_not_allowed(method: Algorithm) -> str | None:
@@ -28,7 +27,7 @@ def why_noise_is_not_allowed(method: Algorithm) -> str | None:
     sent = _upload(method, "client")._fields
     if sent != ("dx",):
         return f"its clients send {' and '.join(sent)}; the modifier protects a change of the model, dx, and nothing else"
-    if method.init(torch.zeros(D))[1] is not None:
+    if method.init(torch.zeros(sum(LAYERS.sizes)))[1] is not None:
         return "its clients keep records, which would go on as if uploads had arrived without clipping and noise"
     return None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedkeel.deploy.flower_config import read_source, to_flower
 from fedkeel.files import write_atomically
+from fedkeel.runs.config import RunConfig
 
 APP = '''"""The apps that pyproject.toml names. The settings of the run are there, in [tool.flwr.app.config].
 
@@ -24,11 +25,11 @@ server = server_from_config()
 '''
 
 
-def init(directory: Path, source: Path) -> list[Path]:
-    """Writes a project for the run in `source`, a run's directory or a study file. Returns the files."""
+def init(directory: Path, source: Path | RunConfig) -> list[Path]:
+    """Writes a project for a run: its directory, a study file or its config. Returns the files."""
     import tomli_w
 
-    config = read_source(source)
+    config = source if isinstance(source, RunConfig) else read_source(source)
     files = [directory / "pyproject.toml", directory / "fedkeel_app.py"]
     for path in files:
         if path.exists():

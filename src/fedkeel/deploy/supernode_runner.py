@@ -19,7 +19,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedkeel.core.algorithm import STEPS
+from fedkeel.core.algorithm import SERVER_HOOKS
 from fedkeel.core.records import Record, check_finite, trial_upload
 from fedkeel.deploy.arrays import arrays_of, count_bytes, dtype_name, record_digest, to_arrays, to_record
 from fedkeel.deploy.errors import WRONG_CLIENT, ClientFailed, InvalidMessage
@@ -219,4 +219,4 @@ def run_settings(work: ClientWork, start: str) -> RunSettings:
 
 def record_number(exchange: Exchange) -> int:
     """The number of the records that an exchange makes. It is larger than that of every earlier exchange."""
-    return (exchange.t + 1) * len(STEPS) + list(STEPS).index(exchange.stage)
+    return (exchange.t + 1) * len(SERVER_HOOKS) + list(SERVER_HOOKS).index(exchange.stage)

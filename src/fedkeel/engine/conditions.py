@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.channel import validity
-from fedkeel.channel.accounting import NONE, REPLACE, Accountant, Sampling
+from fedkeel.channel.accounting import NONE, POISSON, REPLACE, Accountant, Sampling
 from fedkeel.channel.channel import Channel, Conditions
 from fedkeel.channel.compression import check_order
 from fedkeel.channel.words import conditions
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.flat import FlatModel
+from fedkeel.engine.participation import Bernoulli, Schedule, Uniform, Weighted
 
 if TYPE_CHECKING:
     from fedkeel.engine.settings import Settings
@@ -40,6 +41,10 @@ def check_conditions(settings: Settings, algo: Algorithm, remote: bool) -> None:
         reasons["aggregation"] = validity.why_not_aggregation(algo)
         if settings.weights != "uniform":
             reasons["aggregation"] = "weights = 'samples' lets a bad client claim many samples; use weights='uniform'"
+    corrected = isinstance(settings.presence, Weighted) and settings.presence.correct
+    for name in reasons:
+        if corrected and reasons[name] is None and not (privacy is not None and privacy.where == "client"):
+            reasons[name] = f"participation = {settings.participation!r} gives clients unequal weights"
     if settings.uplink is not None:
         reasons["uplink"] = validity.why_not_uplink(algo)
     if settings.attack is not None:
@@ -51,13 +56,15 @@ def check_conditions(settings: Settings, algo: Algorithm, remote: bool) -> None:
 
 def sampling_of(settings: Settings, N: int, where: str) -> Sampling:
     """How the clients of a round are chosen, for the accounting of privacy."""
-    S = settings.largest_cohort(N)
-    if where == "client" or isinstance(settings.cohort, Sequence) or S == N:
+    S, presence = settings.cohort_size(N), settings.presence
+    if where == "client" or isinstance(settings.cohort, Sequence):
         return Sampling(NONE, N)
-    return Sampling(REPLACE, N, S)
+    if isinstance(presence, Bernoulli) and (q := presence.p or S / N) < 1:
+        return Sampling(POISSON, N, q=q)
+    return Sampling(REPLACE, N, S) if isinstance(presence, Uniform) and S < N else Sampling(NONE, N)
 
 
-def open_channel(settings: Settings, algo: Algorithm, model: FlatModel, N: int) -> Channel | None:
+def open_channel(settings: Settings, algo: Algorithm, model: FlatModel, schedule: Schedule) -> Channel | None:
     """The channel of a run; None if nothing is between clients and server."""
     texts = {name: getattr(settings, name) for name in ("privacy", "uplink", "aggregation", "attack")}
     what = Conditions.read(texts, model.layers)
@@ -68,13 +75,13 @@ def open_channel(settings: Settings, algo: Algorithm, model: FlatModel, N: int) 
             f"privacy = {settings.privacy!r} is not allowed with a model that has normalisation statistics: clients send "
             "them beside their uploads; use a model without them (group normalisation)"
         )
-    sampling = sampling_of(settings, N, what.privacy.where if what.privacy else "server")
+    sampling = sampling_of(settings, schedule.N, what.privacy.where if what.privacy else "server")
 
-    def schedule() -> list[list[int]]:
-        return [settings.participants(t, N) for t in range(settings.rounds)]
+    def cohorts() -> list[list[int]]:
+        return [schedule.participants(t) for t in range(settings.rounds)]
 
-    channel = Channel(what, algo, model.layers, model.dtype, settings.seed, sampling, schedule)
-    if channel.spent_after(0, settings.participants(0, N)):
+    channel = Channel(what, algo, model.layers, model.dtype, settings.seed, sampling, cohorts)
+    if channel.spent_after(0, schedule.participants(0)):
         assert what.privacy is not None
         raise ValueError(f"privacy: epsilon = {what.privacy.epsilon!r} is spent before the first round; take more noise")
     return channel

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fedkeel.core.algorithm import Algorithm
+from fedkeel.core.flat import Layers
 from fedkeel.core.records import exchanges_of
 from fedkeel.core.round import Round
 from fedkeel.core.sums import sums_asked
@@ -43,11 +44,11 @@ class Answers:
 class Folding:
     """Runs the exchanges of a run."""
 
-    def __init__(self, algo: Algorithm, store: Any) -> None:
+    def __init__(self, algo: Algorithm, layers: Layers, store: Any) -> None:
         self.store = store
         # A step that has changed its own fields in place could not be tried again with all uploads.
         needs_rows = bool(algo.facts.owns)
-        self.asked = {stage: None if needs_rows else sums_asked(algo, stage) for stage in exchanges_of(algo)}
+        self.asked = {stage: None if needs_rows else sums_asked(algo, stage, layers) for stage in exchanges_of(algo)}
         self.room: dict[str, int] = {}  # exchange -> how many of its uploads may be kept, as soon as one was seen
         self.suspects: set[int] = set()  # clients that failed when they took part last
         self.repeats = 0

@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent di
 
 
 @contextlib.contextmanager
-def interrupts_wait() -> Iterator[None]:
+def defer_ctrl_c() -> Iterator[None]:
     """Holds Ctrl-C back until the block ends; fork inside of it.
 
     During a fork, the child would show a traceback, and the parent might miss the signal. A child that wants to ignore

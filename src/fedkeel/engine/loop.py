@@ -5,6 +5,9 @@ writes a checkpoint now and then. `Trainer.fit` is the loop, `Trainer._round` on
 
 A round has one exchange with its clients: the method's `client` makes the uploads, its `server` uses them. Methods with a
 survey have another exchange before it. Methods with a warm-up begin with exchanges that reach all clients once.
+
+A run that is killed goes on from its last checkpoint. It computes the rounds after that again, with the same numbers.
+A warm-up that is killed starts again.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.channel.channel import upload_bytes
-from fedkeel.core.algorithm import STEPS, Algorithm, Plan, defaults
+from fedkeel.core.algorithm import SERVER_HOOKS, Algorithm, Plan, defaults
 from fedkeel.core.device import at_border, check_device, check_round, round_on, to_device, to_host, wait_for
 from fedkeel.core.flat import FlatModel, set_memory_format
 from fedkeel.core.records import OrdinaryOrder, check_finite, check_records, down_record, floats, form, mean_floats
@@ -33,6 +36,7 @@ from fedkeel.core.steps import Objective
 from fedkeel.core.sums import NotASum, SumsOnlyRound, sealed
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
+from fedkeel.engine.attendance import Attendance
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, one_thread
 from fedkeel.engine.conditions import open_channel
 from fedkeel.engine.evaluation import evaluate
@@ -51,7 +55,7 @@ from fedkeel.engine.state.directory import (
 from fedkeel.engine.state.store import open_store
 from fedkeel.errors import RoundError, describe
 
-HOPELESS = 10  # clients; a warm-up stops if all of its clients failed so far, and they were at least this many
+GIVE_UP_AFTER = 10  # clients; a warm-up stops if all of its clients failed so far, and they were at least this many
 CHECKPOINT_SHARE = 0.03  # the part of the time that may go into checkpoints
 
 
@@ -90,18 +94,21 @@ class Trainer:
         self.metrics = metrics
         self.N, self.S = len(fed), settings.largest_cohort(len(fed))
         K, fewest = float(settings.steps_of(fed.sizes).mean()), settings.smallest_cohort(self.N)
+        self.schedule = settings.schedule(fed)
+        # Who came is written down if the user chose who is there.
+        self.attendance = Attendance(self.N) if settings.participation is not None else None
         self.given = algo  # as the user gave it; `plan` fills in what follows from N, S, K and T
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers))
         settings.check_decay(self.algo)
-        self.channel = open_channel(settings, self.algo, model, self.N)
+        self.channel = open_channel(settings, self.algo, model, self.schedule)
         if self.channel is not None:
             fed = self.channel.attacked(fed)
         self.work = ClientWork(self.algo, fed, objective, settings.seed, settings.batch, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
         self.t = 0  # the next round
-        self.warm = not self.algo.warms_up()  # is the warm-up done, or does the method have none?
-        self.warmup: dict[str, Any] = {}  # what the warm-up cost a client, and who failed: columns of the first row
+        self.warmed_up = not self.algo.warms_up()  # no warm-up is left to do
+        self.warmup_columns: dict[str, Any] = {}  # of round 0: what the warm-up cost a client, and who failed
         check_records(self.algo, model.layers)
         self.server, initial = self.algo.init(model.vector())
         if algo.facts.private and initial is not None:
@@ -114,18 +121,21 @@ class Trainer:
         self.directory = None if out is None else RunDirectory(out, resume)
         self.fingerprint = None if out is None else fed.fingerprint()
         self.frozen = None if out is None else model.frozen()
-        # Room only for clients that can take part: even a file with few used pages has a largest size.
-        seen = self.N if self.algo.warms_up() else min(self.N, settings.rounds * self.S)
+        # The store has room for the clients that can ever take part. Room for all N could exceed the largest file that the
+        # system allows, even if most of it is never used.
+        most_clients = self.N if self.algo.warms_up() else min(self.N, settings.rounds * self.S)
         path = None if self.directory is None else self.directory.store
-        self.store = engine.remote.store if engine.remote else open_store(self.initial, seen, self.S, path, store == "disk")
-        self.folding = Folding(self.algo, self.store)
+        self.store = (
+            engine.remote.store if engine.remote else open_store(self.initial, most_clients, self.S, path, store == "disk")
+        )
+        self.folding = Folding(self.algo, model.layers, self.store)
         self.residuals = None  # what clients could not send through a compressed uplink
         if self.channel is not None and self.channel.residual is not None:
             path = None if self.directory is None else self.directory.residuals
-            self.residuals = open_store(self.channel.residual, seen, self.S, path, store == "disk")
+            self.residuals = open_store(self.channel.residual, most_clients, self.S, path, store == "disk")
         if self.directory is not None and self.directory.checkpoint.exists():
             self._restore(self.directory.checkpoint)
-        self._saved, self._cost = time.monotonic(), 0.0
+        self._saved, self._seconds_to_write = time.monotonic(), 0.0
 
     # The loop -----------------------------------------------------------------------------------------------------
 
@@ -136,12 +146,13 @@ class Trainer:
             report(row)
         with one_thread(*self.engine.devices, self.model.device), contextlib.ExitStack() as stack:
             if self.t < self.settings.rounds:
-                first = self._plan_exchange("client", self.t, self.settings.participants(self.t, self.N))
+                # Not run as a round: the engine measures with it and reads its shapes.
+                example = self._plan_exchange("client", self.t, self.schedule.participants(self.t) or [0])
                 left = self.settings.rounds - self.t
-                runner = self.engine.start(self.work, self.store, self.initial, first, self.S, left)
+                runner = self.engine.start(self.work, self.store, self.initial, example, self.S, left)
                 stack.callback(runner.close)
-                self._checkpoint(due=self.t == 0)
-                if not self.warm:
+                self._checkpoint(due=True)  # from here on the run can be resumed; also measures what a checkpoint costs
+                if not self.warmed_up:
                     self._warm_up(runner)
                 while self.t < self.settings.rounds and not self._budget_spent():
                     report(self._round(runner))
@@ -150,17 +161,19 @@ class Trainer:
     def _budget_spent(self) -> bool:
         """Would the next round spend more privacy than the run may?"""
         channel = self.channel
-        return channel is not None and channel.spent_after(self.t, self.settings.participants(self.t, self.N))
+        return channel is not None and channel.spent_after(self.t, self.schedule.participants(self.t))
 
     def _round(self, runner: Runner) -> dict[str, Any]:
         start, t = time.perf_counter(), self.t
-        ids = self.settings.participants(t, self.N)
+        ids = self.schedule.participants(t)
+        if not ids:
+            return self._end_round(start, self._empty_row(t))
         expected, up, up_bytes, faults = len(ids), 0.0, 0.0, {}
         if self.algo.surveys(t):
             survey = self._exchange(runner, self._plan_exchange("survey", t, ids))
             up, up_bytes, faults = survey.up, survey.up_bytes, survey.faults
-        # First draw the roles for all clients, then leave out those that failed in the survey: so the others keep the roles
-        # that they had there.
+        # First draw the roles for all clients, then leave out those that failed in the survey: so a client has the same role
+        # in both exchanges.
         good = [position for position, client in enumerate(ids) if str(client) not in faults]
         exchange = self._plan_exchange("client", t, ids).only(good)
         old = self.server
@@ -178,13 +191,29 @@ class Trainer:
         }
         try:
             row |= self.channel.columns() if self.channel is not None else {}
-            row |= result.extra_columns | self._evaluation(t) | (self.warmup if t == 0 else {})
+            row |= result.extra_columns | self._evaluation(t) | (self.warmup_columns if t == 0 else {})
             if self.metrics and self._evaluates(t):
                 row |= self._measured(old, result)
         except Exception as error:
             raise RoundError(self.algo.name, t, None, "evaluate", describe(error)) from error
+        if self.attendance is not None:
+            row |= self.attendance.add(t, result.r.ids.tolist())
+        return self._end_round(start, row)
+
+    def _empty_row(self, t: int) -> dict[str, Any]:
+        """The row of a round to which nobody came: it changes nothing and costs nothing."""
+        row: dict[str, Any] = {"round": t, "train_loss": math.nan, "up": 0.0, "down": 0, "clients": 0, "dropped": 0}
+        row |= {"up_bytes": 0.0, "down_bytes": 0}
+        if self.channel is not None:
+            self.channel.count("client", t, [])
+            row |= self.channel.columns()
+        row |= {"faults": {}} | self._evaluation(t) | (self.warmup_columns if t == 0 else {})
+        return row | (self.attendance.add(t, []) if self.attendance is not None else {})
+
+    def _end_round(self, start: float, row: dict[str, Any]) -> dict[str, Any]:
+        """Writes down the row of a round that began at `start`."""
         row["seconds"] = time.perf_counter() - start
-        self.t = t + 1
+        self.t += 1
         self.history.append(row)
         if self.directory is not None:
             self.directory.add(row)
@@ -193,7 +222,7 @@ class Trainer:
 
     def _exchange(self, runner: Runner, exchange: Exchange, last: bool = True) -> ExchangeResult:
         """Runs the clients, then the server's step with their uploads, then commits the clients' new records."""
-        step, planned = STEPS[exchange.stage], exchange
+        hook, planned = SERVER_HOOKS[exchange.stage], exchange
         keep = self.channel is not None or (bool(NEED_UPLOADS & set(self.metrics)) and self._evaluates(exchange.t))
         # `_warm_up` counts the faults of all its exchanges together.
         least = 0 if exchange.stage == "warmup" else min(self.settings.min_clients, len(exchange.ids))
@@ -215,31 +244,32 @@ class Trainer:
         up, buffers = at_border("upload", up, device), to_device(buffers, self.buffers.device)
         check_round(r, device)
         given, received = up, None
-        mean: Callable[[Tensor], Tensor] = r.avg
+        mean: Callable[[Tensor], Tensor] = _with_sum_one(r).avg
         if self.channel is not None:
             read = self.residuals.read if self.residuals is not None else lambda client: None
             received = self.channel.receive(exchange.stage, planned.ids, up, r, read)
-            given, facts, mean = received.given, received.facts, received.mean
+            given, facts, mean = received.given, received.facts, received.mean or mean
         elif summed is not None:
             take = summed.take
             given, facts = sealed(up), SumsOnlyRound(**vars(r), total=lambda wanted: to_device(take(wanted), device))
         try:
-            new = getattr(self.algo.at(exchange.t, self.settings.lr_decay), step)(self.server, given, facts)
+            new = getattr(self.algo.at(exchange.t, self.settings.lr_decay), hook)(self.server, given, facts)
             check_device("new server record", new, device)
             if form(new) != form(self.server):
                 raise ValueError(f"the server record has another form than before: {form(new)}, not {form(self.server)}")
-            # Fields that the server owns are too large to check in every round; their rows were checked as uploads.
+            # Fields that the hook changes in place (facts.owns) are too large to check in every round. Their rows were
+            # checked as uploads.
             check_finite(new, without=self.algo.facts.owns)
             self.server = new
         except NotASum as error:  # the trial has missed something: from now on, keep the uploads of this exchange
             if received is not None:  # single uploads must not pass the channel
-                raise RoundError(self.algo.name, exchange.t, None, step, describe(error)) from error
+                raise RoundError(self.algo.name, exchange.t, None, hook, describe(error)) from error
             self.folding.asked[exchange.stage] = None
             self.folding.discard(uploads)
             return self._exchange(runner, planned, last)
         except Exception as error:
-            raise RoundError(self.algo.name, exchange.t, None, step, describe(error)) from error
-        if self.model.has_buffers and step == "server":
+            raise RoundError(self.algo.name, exchange.t, None, hook, describe(error)) from error
+        if self.model.has_buffers and hook == "server":
             self.buffers = mean(buffers)
         for position, slot in uploads.slots.items():
             if position in uploads.faults:
@@ -254,7 +284,7 @@ class Trainer:
                 self.residuals.write(slot, record)
                 self.residuals.commit(client, slot)
         # Exact; a dot product may round differently for another alignment.
-        loss = math.fsum((r.p.cpu() * losses).tolist())
+        loss = math.fsum((_with_sum_one(r).p.cpu() * losses).tolist())
         uplink = self.channel.what.uplink if self.channel is not None and exchange.stage != "warmup" else None
         up_bytes = upload_bytes(self.algo, up, r, uplink, sum(self.model.layers.sizes))
         return ExchangeResult(
@@ -262,10 +292,12 @@ class Trainer:
         )
 
     def _check_enough(self, exchange: Exchange, answers: Answers) -> None:
-        """Stops the run if too few clients answered, after a checkpoint from which it can resume."""
+        """Stops the run if too few clients answered. It resumes from the start of this round, or from the last checkpoint if
+        the round had a survey."""
         if error := self._too_few(exchange.stage, exchange.t, len(exchange.ids), answers.faults):
             self.folding.discard(answers.uploads)
-            # Not after a survey: the server has already used it, and would use it again after a resume.
+            # After a survey the server record is no longer that of the start of the round. A checkpoint here would make a
+            # resumed run use the survey twice.
             if exchange.stage != "client" or not self.algo.surveys(exchange.t):
                 self._checkpoint(due=True)
             raise error from answers.cause
@@ -291,18 +323,22 @@ class Trainer:
         return Exchange(stage, t, ids, K, drawn, down_record(self.algo, self.server), self.buffers)
 
     def _round_facts(self, exchange: Exchange, kept: list[int], last: bool) -> Round:
-        """What the server's step may know of the exchange. kept: positions of the clients that answered.  last: is this the
-        last exchange of the warm-up, or of the round?"""
+        """What the server's step may know of the exchange. kept: positions of the clients that answered.  last: False
+        while the warm-up still has clients to visit; True in all other exchanges."""
         ids = np.array(exchange.ids)[kept]
         samples = torch.from_numpy(self.fed.sizes[ids]).double()
         uniform = self.settings.weights == "uniform"
+        p = torch.ones_like(samples) / len(ids) if uniform else samples / samples.sum()
+        weight = torch.full_like(samples, 1 / self.N) if uniform else samples / float(self.fed.offsets[-1])
+        if self.schedule.probabilities is not None and exchange.stage != "warmup":
+            p = weight / torch.from_numpy(self.schedule.probabilities[ids])
         facts = Round(
             t=exchange.t,
             N=self.N,
             ids=torch.from_numpy(ids),
             K=torch.tensor(exchange.K, dtype=torch.float64)[kept],
-            p=torch.ones_like(samples) / len(ids) if uniform else samples / samples.sum(),
-            weight=torch.full_like(samples, 1 / self.N) if uniform else samples / float(self.fed.offsets[-1]),
+            p=p,
+            weight=weight,
             drawn=SimpleNamespace(**{name: torch.from_numpy(z).double()[kept] for name, z in exchange.drawn.items()}),
             last=last,
         )
@@ -317,12 +353,12 @@ class Trainer:
             exchange = self._plan_exchange("warmup", -1, list(range(start, stop)))
             result = self._exchange(runner, exchange, last=stop == self.N)
             faults, cause = faults | result.faults, cause or result.cause
-            all_failed = len(faults) == stop >= HOPELESS
-            # Clients whose turn is still to come count as if they had answered, unless it looks hopeless.
+            all_failed = len(faults) == stop >= GIVE_UP_AFTER
+            # Stop early in two cases: min_clients can no longer be reached, or all clients failed so far.
             if error := self._too_few("warmup", -1, stop if all_failed else self.N, faults):
                 raise error from cause
-        self.warmup = {"warmup_up": result.up, "warmup_down": floats(exchange.down), "warmup_faults": faults}
-        self.warm = True
+        self.warmup_columns = {"warmup_up": result.up, "warmup_down": floats(exchange.down), "warmup_faults": faults}
+        self.warmed_up = True
         self._checkpoint(due=True)
 
     def _evaluates(self, t: int) -> bool:
@@ -346,7 +382,7 @@ class Trainer:
             return {"test_accuracy": None, "test_loss": None}
         row = self._tested(self.fed.test, self.buffers)
         if self.model.private:  # each client has its own layers: also the mean accuracy over those that took part
-            ids = self.settings.participants(t, self.N)
+            ids = self.schedule.participants(t)
             layers = [to_device(self.store.read(i).values, self.model.device) for i in ids if i in self.store]
             rows = [self._tested(self.fed.test, values) for values in layers]
             if rows:  # clients on other machines do not send their layers
@@ -360,37 +396,41 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         parts = (self.settings, self.algo, self.model, self.initial, self.t)
-        return run_identity(*parts, data=self.fingerprint, frozen=self.frozen)
+        conditions = {"participation": self.schedule.identity}
+        return run_identity(*parts, data=self.fingerprint, frozen=self.frozen, conditions=conditions)
 
     def _checkpoint(self, due: bool) -> None:
-        """Writes a checkpoint if it is due, or if enough time has passed that its cost stays below CHECKPOINT_SHARE."""
-        if self.directory is None or not self.warm:
+        """Writes a checkpoint if it is due, or if writing it takes less than CHECKPOINT_SHARE of the time since the
+        last one."""
+        if self.directory is None or not self.warmed_up:
             return
         now = time.monotonic()
-        if not due and now - self._saved < self._cost / CHECKPOINT_SHARE:
+        if not due and now - self._saved < self._seconds_to_write / CHECKPOINT_SHARE:
             return
         facts = {"identity": self._identity(), "history": self.history, "engine": self.engine.name, "why": self.engine.why}
-        facts["warmup"] = self.warmup
+        facts["warmup"] = self.warmup_columns
         tensors = {"buffers": self.buffers, **self.store.index()}
         if self.channel is not None:
             facts["channel"] = self.channel.state()
         if self.residuals is not None:
             tensors |= {f"residuals {name}": z for name, z in self.residuals.index().items()}
         save_checkpoint(self.directory.checkpoint, self.t, self.server, tensors, facts)
-        self.store.pin()
+        self.store.pin()  # only now may slots be overwritten that only the older checkpoint needs
         if self.residuals is not None:
             self.residuals.pin()
         self._saved = time.monotonic()
-        self._cost = self._saved - now
+        self._seconds_to_write = self._saved - now
 
     def _restore(self, path: Path) -> None:
         """Goes back to the state of a checkpoint, after a check that it belongs to this run."""
         self.t, tensors, facts = load_checkpoint(path)
         self.history = facts["history"]
+        if self.attendance is not None:
+            self.attendance.replay(self.history)
         then = facts["identity"]
-        theory = [name for name, value in dataclasses.asdict(self.given).items() if value is None]  # type: ignore[call-overload]
+        left_to_method = [name for name, value in dataclasses.asdict(self.given).items() if value is None]  # type: ignore[call-overload]
         # A checkpoint of an older version may lack hyper-parameters that the method has now: they had their defaults.
-        check_same(then | {"algorithm": defaults(type(self.algo)) | then["algorithm"]}, self._identity(), theory)
+        check_same(then | {"algorithm": defaults(type(self.algo)) | then["algorithm"]}, self._identity(), left_to_method)
         if self.t > self.settings.rounds:
             raise ValueError(f"resume: the checkpoint is at round {self.t}, beyond rounds = {self.settings.rounds}")
         self.server = server_from(tensors, self.server, self.model.device)
@@ -401,7 +441,7 @@ class Trainer:
             self.residuals.restore({name.removeprefix("residuals "): tensors[name] for name in named})
         if self.channel is not None:
             self.channel.restore(facts["channel"])
-        self.warm, self.warmup = True, facts["warmup"]
+        self.warmed_up, self.warmup_columns = True, facts["warmup"]
         if self.engine.name == "auto":
             self.engine.name, self.engine.why = facts["engine"], facts["why"]
 
@@ -424,3 +464,10 @@ class Trainer:
         if self.directory is not None:
             self.directory.end(run, self.fingerprint)
         return run
+
+
+def _with_sum_one(r: Round) -> Round:
+    """The round with weights that add up to 1, for means of things that are no displacements. Corrected weights add up to 1
+    only in the mean over many rounds."""
+    total = float(r.p.sum())
+    return r if abs(total - 1) < 1e-9 or not len(r.p) else dataclasses.replace(r, p=r.p / total)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.records import OrdinaryOrder
+from fedkeel.engine.attendance import Attendance
 from fedkeel.engine.machine import peak_memory
 from fedkeel.engine.state.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Clients(Mapping[int, Any]):
@@ -52,6 +56,20 @@ class Run:
     engine: str  # which engine ran the clients
     why: str  # the reason, if the engine was chosen automatically
     out: Path | None  # the directory of the run
+
+    @property
+    def attendance(self) -> pd.DataFrame:
+        """One line per client: in how many rounds it came, their share, its last round and the age of its record.
+
+        Only runs with `participation` write down who came (participation="uniform" changes nothing else).
+        """
+        if not self.history or "came" not in self.history[0]:
+            raise ValueError(
+                "attendance: this run did not write down who came; train with participation='uniform' or another"
+            )
+        found = Attendance(len(self.clients))
+        found.replay(self.history)
+        return found.frame(len(self.history))
 
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole run, as in summary.json."""

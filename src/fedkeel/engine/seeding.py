@@ -7,6 +7,7 @@ import hashlib
 import numpy as np
 
 SAMPLING, BATCHES, ROLES, MODEL, AUGMENT, METHOD = range(6)
+PRESENCE, FLEET = 20, 21  # who is there in a round; how fast each client is
 
 
 def generator(seed: int, stream: int, t: int, client: int = 0) -> np.random.Generator:

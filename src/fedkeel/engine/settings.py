@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.hyperparameters import allowed, fits, python_number
+from fedkeel.engine.participation import Participation, Schedule, as_text, from_text
 from fedkeel.errors import nearest, refuse
 from fedkeel.wording import COUNT_OR_SHARE
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedkeel.core.algorithm import Algorithm
+    from fedkeel.data.federation import Federation
 
 STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
@@ -70,6 +72,14 @@ class Settings:
         group="Training",
         example=0.1,
         allowed="a count (10) or a fraction (0.1)",
+    )
+    participation: str | None = setting(
+        None,
+        "Who is there: uniform (default), bernoulli, weighted, cyclic, markov, by_label or trace, with options such as "
+        "markov:on=0.2,off=0.1; docs/participation.md lists them. `cohort` then is the largest round.",
+        group="Conditions",
+        example="markov:on=0.2,off=0.1",
+        allowed="a text such as 'markov:on=0.2,off=0.1'",
     )
     local_steps: int | None = setting(
         None, "Mini-batch steps of a client in a round.", group="Training", example=20, least=1, filled=10
@@ -244,6 +254,11 @@ class Settings:
         """The checks that need the method or the number of clients. remote: the clients are on other machines."""
         self.check_clients(N)
         check_engine(self.engine)
+        if remote and self.presence.needs_labels:
+            raise ValueError(
+                f"participation = {self.participation!r} is not allowed with clients on other machines: the server does not "
+                "know their labels"
+            )
         if self.timeout is not None and self.engine in IN_PROCESS and not remote:
             raise ValueError(
                 f"timeout = {self.timeout} is not allowed with engine = {self.engine!r}; it is for 'processes' and 'ray'"
@@ -287,6 +302,11 @@ class Settings:
             for t, ids in enumerate(S):
                 if not len(ids) or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= N:
                     raise ValueError(f"cohort: round {t} must name different clients from 0 to {N - 1}, not {list(ids)}")
+        if self.participation is not None and isinstance(S, Sequence):
+            raise ValueError(
+                f"participation = {self.participation!r} is not allowed beside a list of clients per round; "
+                "give cohort as a count or a fraction"
+            )
         if self.min_clients > self.largest_cohort(N):
             raise refuse("min_clients", self.min_clients, f"at most the cohort, {self.largest_cohort(N)}")
 
@@ -302,20 +322,28 @@ class Settings:
     def largest_cohort(self, N: int) -> int:
         if isinstance(self.cohort, Sequence):
             return max(len(ids) for ids in self.cohort[: self.rounds])
-        return self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * N))
+        return self.cohort_size(N) if self.presence.limited else N
 
     def smallest_cohort(self, N: int) -> int:
         if isinstance(self.cohort, Sequence):
             return min(len(ids) for ids in self.cohort[: self.rounds])
-        return self.largest_cohort(N)
+        return self.presence.fewest(N, self.cohort_size(N))
 
-    def participants(self, t: int, N: int) -> list[int]:
-        """The clients of round t, in ascending order."""
-        from fedkeel.engine import seeding
-
+    def cohort_size(self, N: int) -> int:
+        """The cohort as a count. For lists of clients: the longest."""
         if isinstance(self.cohort, Sequence):
-            return sorted(int(i) for i in self.cohort[t])
-        return seeding.sample(self.seed, t, N, self.largest_cohort(N))
+            return self.largest_cohort(N)
+        return self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * N))
+
+    @property
+    def presence(self) -> Participation:
+        """Who is there, as an object."""
+        return from_text(self.participation)
+
+    def schedule(self, fed: Federation) -> Schedule:
+        """The clients of every round."""
+        lists = self.cohort if isinstance(self.cohort, Sequence) else None
+        return Schedule(self.presence, self.seed, self.cohort_size(len(fed)), fed, lists)
 
     def steps_of(self, sizes: np.ndarray) -> np.ndarray:
         """The number of local steps of each client (rule R3). sizes: their numbers of samples."""
@@ -338,6 +366,8 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     value = python_number(value)
     if field.name == "cohort":
         return _cohort(value)
+    if field.name == "participation":
+        return as_text(value)
     if isinstance(field.default, tuple):
         return _names(field, value)
     if field.name == "device":  # torch itself says whether there is such a device
@@ -347,9 +377,9 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
             raise refuse("device", value, allowed(field))
         return value
     if field.name in CHANNEL and value != field.default:
-        from fedkeel.channel.words import as_text
+        from fedkeel.channel import words
 
-        return as_text(field.name, value) or field.default
+        return words.as_text(field.name, value) or field.default
     if field.name == "batch_size":
         return _batch_size(field, value)
     if field.default_factory is not dataclasses.MISSING:

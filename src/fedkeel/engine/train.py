@@ -20,6 +20,7 @@ from fedkeel.engine.evaluation import evaluating
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
 from fedkeel.engine.machine import keep_freed_memory
+from fedkeel.engine.participation import Participation
 from fedkeel.engine.result import Run
 from fedkeel.engine.runners.runner import EngineChoice, Remote
 from fedkeel.engine.settings import Settings, check_loss, check_out, check_store
@@ -100,6 +101,7 @@ def train(
     *,
     rounds: int = Settings.rounds,
     cohort: int | float | Sequence[Sequence[int]] = Settings.cohort,
+    participation: str | Participation | None = Settings.participation,
     local_steps: int | None = Settings.local_steps,
     local_epochs: int | None = Settings.local_epochs,
     batch_size: int | str | None = Settings.batch_size,
@@ -137,6 +139,7 @@ def train(
     The defaults are those of the command line: 100 rounds of 10 clients, 10 local steps with 20 samples each.
 
     cohort: the clients of a round: a count, a fraction (float), or the client ids of every round.
+    participation: who is there, e.g. fedkeel.participation("markov", on=0.2, off=0.1); see docs/participation.md.
     local_steps: mini-batch steps of a client in a round.
     local_epochs: passes of a client over its data in a round. If you give local_steps too, local_steps is used.
     batch_size: samples of a step; "all" or None takes all local data in every step.
@@ -168,6 +171,7 @@ def train(
     settings = Settings(
         rounds=rounds,
         cohort=cohort,
+        participation=participation,  # type: ignore[arg-type]  # Settings keeps its text
         local_steps=local_steps,
         local_epochs=local_epochs if local_steps is None else None,
         batch_size=batch_size,
@@ -201,7 +205,11 @@ def train(
     settings.check_with(algo, len(fed), remote is not None)
     if config is None:
         how_long = {name: getattr(settings, name) for name in ("rounds", "evaluate_every", "min_clients")}
-        exact = settings.identity() | {"local_epochs": settings.local_epochs, "batch_size": settings.batch_size}
+        exact = (
+            settings.identity()
+            | {"participation": settings.participation}
+            | {"local_epochs": settings.local_epochs, "batch_size": settings.batch_size}
+        )
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **how_long, **exact}  # type: ignore[call-overload]
         config |= {"note": "model and data were Python objects: go on with train(..., out=, resume=True)"}
     return train_checked(model, fed, algo, settings, config, loss, dtype, out, resume, progress, store, remote)

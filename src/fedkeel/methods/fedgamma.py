@@ -11,6 +11,7 @@ from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.sam import sam_gradient
+from fedkeel.rules.tracking import next_control_variate
 
 
 class Server(NamedTuple):
@@ -46,8 +47,8 @@ class FedGAMMA(Algorithm):
     Prefer it in SCAFFOLD's setting, clients that differ, take part often and can keep a vector, when the model overfits. It
     costs twice SCAFFOLD's gradients. Its fixed point does not depend on K, but for rho > 0 it is not the minimiser.
 
-    Differs from public code: c_i is the mean of the gradients, not computed from the displacement, which is the same without
-    clipping.
+    Differs from public code: c_i is the mean of the gradients, not computed from the displacement. Both are the same
+    number without clipping; in a run with `clip` the displacement is used, as there.
     UNCONFIRMED: the paper was not read; two public implementations agree. The paper's rho.
     """
 
@@ -66,6 +67,7 @@ class FedGAMMA(Algorithm):
             g = sam_gradient(grad, w, self.rho)
             c_new.add_(g, alpha=1 / steps.K)
             w.sub_(steps.clip(g.add_(drift)), alpha=self.lr)
+        c_new = next_control_variate(c_new, down.x, w, drift, self.lr, steps)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -10,6 +10,7 @@ from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
+from fedkeel.rules.tracking import next_control_variate
 
 
 class Server(NamedTuple):
@@ -62,6 +63,7 @@ class ScaffoldAlpha(Algorithm):
             g = grad(w)
             c_new.add_(g, alpha=1 / steps.K)
             w.sub_(steps.clip(g.add_(drift)), alpha=self.lr)
+        c_new = next_control_variate(c_new, down.x, w, drift, self.lr, steps)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from fedkeel.errors import nearest
+from fedkeel.user_code import find_object
 
 ARGUMENTS = ("shape", "classes", "vocabulary")
 
@@ -34,20 +31,7 @@ def make_user_model(name: str, shape: tuple[int, ...], classes: int, vocabulary:
 
 
 def _find(name: str) -> Callable[..., Any]:
-    path, _, attribute = name.partition(":")
-    if not path or not attribute:
-        raise ValueError(f"model: {name!r} is not allowed; it must be a name, or package.module:factory")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(path)
-    except Exception as error:
-        raise ValueError(f"model: cannot import {path!r} (from {here}): {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"model: {path!r} has no {attribute!r}{nearest(attribute, known)}")
-    factory: Callable[..., Any] = getattr(module, attribute)
+    factory: Callable[..., Any] = find_object("model", name, "package.module:factory")
     if not callable(factory):
         raise ValueError(f"model: {name} is a {type(factory).__name__}; it must be a function or class that makes a model")
     return factory

@@ -1,4 +1,4 @@
-"""Control variates and tracking: a client's first control variate, and which clients of a round track."""
+"""Control variates and tracking: a client's first and next control variate, and which clients of a round track."""
 
 from __future__ import annotations
 
@@ -20,6 +20,18 @@ def mean_gradient(x: Tensor, steps: Steps, record: Callable[[Tensor], R]) -> tup
     for grad in steps:
         c.add_(grad(x), alpha=1 / steps.K)
     return record(c), record(c)
+
+
+def next_control_variate(mean: Tensor, x: Tensor, w: Tensor, correction: Tensor, lr: float, steps: Steps) -> Tensor:
+    """The mean direction of a client's steps from x to w, minus the correction that each of them contained.
+
+    mean: the mean of the client's gradients. It is the same number if nothing is clipped, and keeps digits that the
+    displacement loses in float32. If directions are clipped, gradients may be much longer than the steps, and control
+    variates made of them grow without bound. So the displacement decides then, as in SCAFFOLD's listing.
+    """
+    if steps.objective.clip is None:
+        return mean
+    return (x - w) / (lr * steps.K) - correction
 
 
 def pick(rng: np.random.Generator, S: int, wanted: float | None) -> np.ndarray:

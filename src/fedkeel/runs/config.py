@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedkeel.core.hyperparameters import allowed
 from fedkeel.engine.settings import LOCAL_STEPS, Settings, setting
 from fedkeel.errors import nearest, refuse
 from fedkeel.files import read_toml
+from fedkeel.wording import literal
 
 PRETRAINED = "hf:"  # the name of a model that is loaded with its weights starts with this
 PYTHON = "python:"  # the name of a model or of data that are Python objects starts with this
@@ -152,6 +154,7 @@ class RunConfig(Settings):
                 raise ValueError(f"{key}: unknown setting{nearest(key, SETTINGS)}")
         if values.get("local_steps") is None and values.get("local_epochs") is None:
             values["local_steps"] = LOCAL_STEPS
+        values |= {name: _spelled(name, values[name]) for name in SPELLED if isinstance(values.get(name), str)}
         object.__setattr__(self, "_given", frozenset(values))
         for name, field in SETTINGS.items():
             object.__setattr__(self, name, values[name] if name in values else default_of(field))
@@ -200,6 +203,25 @@ SPLIT_OPTIONS, LORA_OPTIONS = (
 )
 
 
+SPELLED = ("data", "split", "model", "algorithm")  # settings whose values are names, which are not case-sensitive
+
+
+def _spelled(setting_name: str, value: str) -> str:
+    """A name as the lists of names have it. The spelling of files, folders and package.module:attribute counts."""
+    if setting_name == "algorithm":
+        from fedkeel.core.algorithm import spelled
+
+        return spelled(value)
+    if setting_name == "split":
+        if value == SETTINGS["split"].default:
+            return value
+        from fedkeel.data.partition import spelled as spelled_split
+
+        return spelled_split(value)
+    is_word = re.fullmatch(r"[\w-]+", value) is not None
+    return value.lower() if is_word and not (setting_name == "data" and Path(value).exists()) else value
+
+
 def default_of(field: dataclasses.Field[Any]) -> Any:
     """The default of a setting, as a file would hold it."""
     if field.default_factory is not dataclasses.MISSING:
@@ -240,19 +262,6 @@ def read(path: str | Path) -> RunConfig:
 
 
 # Values that the command line gives as text ---------------------------------------------------------------------------
-
-
-def literal(text: str) -> Any:
-    """The number, true, false or none that a text spells; any other text unchanged."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):  # "10" and "0.1" differ: a count and a fraction
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 
 def hyperparameters_from(algorithm: str, given: Iterable[str]) -> dict[str, Any]:

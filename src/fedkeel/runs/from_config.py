@@ -114,6 +114,22 @@ def train(
     return train_checked(made, fed, config.method, config, config.as_dict(), out=out, resume=resume, progress=progress)
 
 
+def continues(shorter: RunConfig, longer: RunConfig) -> bool:
+    """Is a longer run the same as a shorter one in the rounds that both have?
+
+    It is not if the hyper-parameters or the learning rates of a round follow from the number of rounds.
+    """
+    from fedkeel.core.algorithm import Plan
+
+    if getattr(longer, "lr_schedule", None) not in (None, "constant"):
+        return False
+    planned = []
+    for config in (resolve(shorter), resolve(longer)):
+        S = config.largest_cohort(config.clients)
+        planned.append(config.method.plan(Plan(N=config.clients, S=S, K=config.local_steps or 1, T=config.rounds)))
+    return bool(planned[0] == planned[1])
+
+
 def resume(path: str | Path, *, progress: bool | Callable[[dict[str, Any]], None] = True, **changes: Any) -> Run:
     """Goes on with the run in a directory, e.g. `fk.resume("runs/x", rounds=200)`. A complete run is read back.
 

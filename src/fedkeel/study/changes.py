@@ -7,14 +7,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedkeel.core.spelling import parts_of
 from fedkeel.engine.state.directory import HOW
-from fedkeel.runs.config import REPLACES, SETTINGS, hyperparameters_from, literal
+from fedkeel.runs.config import REPLACES, SETTINGS, hyperparameters_from
 from fedkeel.study.file import choose_methods, override
 from fedkeel.study.results.numbers import of_target
-from fedkeel.wording import value_text
+from fedkeel.wording import literal, value_text
 
 File = dict[str, Any]
-WORDS = [name for name, about in SETTINGS.items() if isinstance(about.default, str)]  # settings whose values are names
+# Settings whose values are names.
+WORDS = [
+    name
+    for name, about in SETTINGS.items()
+    if isinstance(about.metadata["example"] if about.default is None else about.default, str)
+]
 
 SAME_TASK = (
     "seeds",
@@ -152,7 +158,7 @@ def add_axes(file: File, over: Sequence[str]) -> File:
             density = {"per_decade": parts[2]} if len(parts) == 3 else {}
             sweep[name] = {"from": float(parts[0]), "to": float(parts[1])} | density
         else:
-            sweep[name] = [literal(z) for z in text.split(",")]
+            sweep[name] = [literal(z) for z in (parts_of(text) if name in WORDS else text.split(","))]
         for old in REPLACES.get(name, ()):  # an axis of the file that this one replaces
             sweep.pop(old, None)
     return file | {"sweep": sweep} if sweep else file

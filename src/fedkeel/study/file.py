@@ -15,7 +15,7 @@ from typing import Any, Literal, Required, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from fedkeel.core.algorithm import algorithms, lookup
+from fedkeel.core.algorithm import algorithms, lookup, spelled
 from fedkeel.core.hyperparameters import is_number
 from fedkeel.errors import nearest
 from fedkeel.runs.config import REPLACES, SETTINGS, RunConfig
@@ -220,6 +220,7 @@ def choose_methods(file: Mapping[str, Any], names: str) -> dict[str, Any]:
     """The methods of --algorithms: those of the file, and others with their defaults."""
     tables = file.get("methods", {})
     listed = [name.strip() for name in names.split(",") if name.strip()] or list(tables)
+    listed = [name if name in tables else spelled(name) for name in listed]
     if len(set(listed)) < len(listed):
         raise ValueError(f"algorithms = {names!r} is not allowed; it must be different names")
     others = set(tables) - set(listed)  # Unknown names in cases stay, so that they are refused later.

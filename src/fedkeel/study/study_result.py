@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.runs.config import read_settings
+from fedkeel.runs.config import RunConfig, read_settings
 from fedkeel.study.report import paper_figures
 from fedkeel.study.report.figures import figures
 from fedkeel.study.report.page import page
@@ -96,6 +97,19 @@ class StudyResult:
             raise ValueError(f"best: no run of this study has the score {score}")
         best = min(values, key=values.__getitem__)
         return next(one for one in self.branches if one.branch.name == best)
+
+    def config_of(self, method: str | None) -> RunConfig:
+        """The settings of a run of this method, named as in the table. If it is not there, the error lists the names."""
+        named = {one.branch.name: one for one in self.branches}
+        best = self._best_branch().branch.name
+        if method not in named:
+            what = "which method?" if method is None else f"method: unknown name {method!r};"
+            raise ValueError(
+                f"{what} the study has {', '.join(named)}; for example --method {shlex.quote(best)}, the best by "
+                f"{self.results['compared_by'].replace('_', ' ')}"
+            )
+        found = named[method]
+        return found.branch.at(found.chosen, found.branch.seeds[0], self.study.resplit)
 
     @property
     def errors(self) -> dict[str, str]:

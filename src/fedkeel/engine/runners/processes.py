@@ -8,8 +8,8 @@ An exchange goes like this:
 
 1. The driver writes what the server sends into shared memory, and cuts the tasks of all clients into portions.
 2. It sends the list of all portions to every worker.
-3. Each worker draws a ticket, which is the number of a portion, runs the clients of that portion, and draws the next one
-   until none is left. The results go into shared memory.
+3. Each worker takes the next ticket, which is the number of a portion, and runs the clients of that portion, until no ticket
+   is left. The results go into shared memory.
 4. Each worker sends one message: which clients failed, and why. Until then the driver sleeps, so it takes no core from
    the workers.
 
@@ -18,7 +18,8 @@ driver then sends each worker one client at a time, in the order of the clients.
 gives their places to the next clients. Only the driver changes the sums, so a worker that dies cannot damage them.
 
 A worker that dies is the engine's fault, not the client's: the driver starts a new worker and runs the lost clients again,
-with the same bits. A client is at fault if several workers die on it, or if one takes longer than `timeout` over it.
+with the same bits. A client fails if its code raises, if its result is not finite, if three workers die in one exchange
+while they run it, or if it runs longer than `timeout`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.engine.client_work import ClientTask, ClientWork, Exchange, Samples, Uploads
-from fedkeel.engine.forked import die_with, interrupts_wait
+from fedkeel.engine.forked import defer_ctrl_c, die_with
 from fedkeel.engine.state.store import Layout, Store, shared_block
 from fedkeel.engine.totals import Totals, room
 from fedkeel.errors import describe
@@ -47,7 +48,7 @@ from fedkeel.errors import describe
 # Places for uploads: one per worker, and more for clients that are done while one before them is not. If clients differ in
 # their steps, that happens often, and with few places workers would stand still.
 AHEAD, UNEQUAL = 2, 4  # places beside one per worker; places per worker if clients differ in their steps
-DEATHS = 3  # after this many workers have died on a client, the round goes on without it
+DEATHS = 3  # a client on which this many workers die in one exchange is dropped from the round
 NOTHING = -1  # instead of a position: the worker is between two clients
 
 
@@ -142,7 +143,7 @@ class Processes:
         others = [worker.pipe for worker in self.workers] + [ours]
         self.current[number] = NOTHING
         process = self.context.Process(target=self._serve, args=(number, theirs, others, os.getpid()), daemon=True)
-        with interrupts_wait():
+        with defer_ctrl_c():
             process.start()
         theirs.close()
         return Worker(number, process, ours)
@@ -163,12 +164,13 @@ class Processes:
                 if isinstance(portions, StoredTask):
                     self._run_portion(number, [portions], faults)
                 else:
-                    while (ticket := self.tickets.draw()) < len(portions):
+                    while (ticket := self.tickets.take()) < len(portions):
                         self._run_portion(number, portions[ticket], faults)
                 pipe.send(faults)
         os._exit(0)
 
     def _run_portion(self, number: int, portion: list[StoredTask], faults: dict[int, str]) -> None:
+        # Fetching belongs to no client: an error here ends the worker, and `timeout` does not count it.
         fetched = self.work.samples([stored.task for stored in portion])
         for stored, samples in zip(portion, fetched, strict=True):
             position = stored.task.position
@@ -199,13 +201,14 @@ class Processes:
     # In the driver ------------------------------------------------------------------------------------------------
 
     def run(self, exchange: Exchange) -> Uploads:
-        S, shared = len(exchange.ids), self.shared
+        n, shared = len(exchange.ids), self.shared
         for target, z in zip(shared.down, exchange.down, strict=True):
             target.copy_(z)
         shared.buffers.copy_(exchange.buffers)
         stack = shared.uploads[exchange.stage]
-        up = type(stack)(*(z[:S] for z in stack))
-        uploads = Uploads(up, shared.new_buffers[:S], shared.losses[:S], {}, {})
+        up = type(stack)(*(z[:n] for z in stack))
+        # Views of shared memory. They are valid until the next call.
+        uploads = Uploads(up, shared.new_buffers[:n], shared.losses[:n], {}, {})
         tasks: list[StoredTask] = []
         for task in exchange.tasks():
             slot = None if self.store.initial is None else self.store.stage()
@@ -216,7 +219,7 @@ class Processes:
         like = type(stack)(*(z[0] for z in stack))
         W = len(self.workers)
         places = max(W + AHEAD if len(set(exchange.K)) == 1 else UNEQUAL * W, room(like))
-        if exchange.sums is None or places >= S:
+        if exchange.sums is None or places >= n:
             self._run_all(tasks, uploads.faults)
         else:
             uploads.up, uploads.totals = None, Totals(exchange.sums, like)
@@ -269,7 +272,7 @@ class Processes:
                 for worker in busy:
                     new = self._hear(worker, tasks, faults, deaths)
                     if new is not worker and self._unfinished(tasks, faults):
-                        self._send(new, portions)
+                        self._send(new, portions)  # it takes only portions that nobody has taken
             tasks = self._unfinished(tasks, faults)
 
     def _wait(self) -> list[Worker]:
@@ -286,7 +289,8 @@ class Processes:
         self._receive(worker, faults)
         if not late and (not worker.busy or worker.process.is_alive()):
             return worker
-        # Just before we killed it, it may have gone on to another client, which is not late.
+        # Between the check and the kill, the worker may have finished the late client and begun another. Then nobody is
+        # late, and the other client runs again.
         self._blame(worker, tasks, faults, deaths, late and self._is_late(worker))
         return self._replace(worker)
 
@@ -324,8 +328,8 @@ class Processes:
     ) -> None:
         """Counts a worker's death, and gives up the client that it died on if too many workers did.
 
-        If too many workers die between two clients, the next unfinished client is given up. So the run ends on a machine on
-        which no worker can live.
+        If too many workers die between two clients, the next unfinished client is given up. Otherwise the driver would start
+        workers for ever on a machine that kills each of them.
         """
         position, code = int(self.current[worker.number]), worker.process.exitcode
         deaths[position] += 1
@@ -337,7 +341,8 @@ class Processes:
         if late:
             faults[position] = f"Timeout: no result within {self.timeout:g} s"
         elif blamed and deaths[position] >= limit:
-            faults[blamed[0]] = f"WorkerDied: {deaths[position]} workers died on this client (exit code {code})"
+            when = "before they could run a client" if position == NOTHING else "on this client"
+            faults[blamed[0]] = f"WorkerDied: {deaths[position]} workers died {when} (exit code {code})"
 
     def _replace(self, worker: Worker) -> Worker:
         """Starts a new worker in place of a dead one."""
@@ -361,7 +366,7 @@ class Processes:
 
 
 class Tickets:
-    """The numbers 0, 1, 2, ... n - 1. Each call of `draw`, in whatever process, gets the next one; after the last it gets n.
+    """The numbers 0, 1, 2, ... n - 1. Each call of `take`, in whatever process, gets the next one; after the last it gets n.
 
     The numbers stand in a file, and forked processes share its read position. The kernel moves that position, so you may
     kill a process at any moment. A lock would stay locked if its holder were killed.
@@ -378,10 +383,10 @@ class Tickets:
         self.restart()
 
     def restart(self) -> None:
-        """The next call of `draw` gets 0 again."""
+        """The next call of `take` gets 0 again."""
         os.lseek(self.file, 0, os.SEEK_SET)
 
-    def draw(self) -> int:
+    def take(self) -> int:
         ticket = os.read(self.file, 4)
         return int.from_bytes(ticket, "little") if ticket else self.n
 

@@ -38,7 +38,7 @@ HISTORY = "metrics.jsonl"  # one row per round
 CHECKPOINT = "checkpoint.safetensors"
 CHECKPOINT_FORMAT = "fedkeel-checkpoint-1"
 # Settings that checkpoints of version 0.1.0 lack, and what such a run had in their place.
-ADDED = {"memory_format": "contiguous", "precision": None}
+ADDED = {"memory_format": "contiguous", "precision": None, "participation": None}
 ADDED |= {"privacy": None, "uplink": None, "aggregation": "mean", "attack": None}
 CLIENTS = store.FILE  # client memory
 RESIDUALS = "residuals.bin"  # what clients could not send through a compressed uplink
@@ -197,14 +197,22 @@ def server_from(tensors: dict[str, Tensor], template: Any, device: torch.device)
 
 
 def run_identity(
-    settings: Settings, algo: Algorithm, model: FlatModel, initial: Any, t: int, data: str | None, frozen: str | None
+    settings: Settings,
+    algo: Algorithm,
+    model: FlatModel,
+    initial: Any,
+    t: int,
+    data: str | None,
+    frozen: str | None,
+    conditions: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What must not change between a checkpoint and the run that resumes from it.
 
     initial: the record of a new client.  t: the next round.  data, frozen: fingerprints of data and frozen parameters.
+    conditions: who takes part, and the like.
     """
     how = {"dtype": str(model.dtype), "memory_format": model.memory_format, "precision": settings.precision}
-    kept = settings.identity() | how
+    kept = settings.identity() | how | dict(conditions)
     if isinstance(kept["cohort"], Sequence):  # a list of clients per round: later rounds may still change
         past = [list(ids) for ids in kept["cohort"]][:t]
         kept["cohort"] = hashlib.sha256(repr(past).encode()).hexdigest()
@@ -222,7 +230,7 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collecti
     for part, ours in now.items():
         theirs = then.get(part)
         if part == "settings" and isinstance(theirs, dict):
-            theirs = ADDED | theirs
+            theirs = {key: value for key, value in ADDED.items() if key in ours} | theirs
         if part in ("settings", "algorithm") and isinstance(theirs, dict):
             key = next((key for key in ours if not alike(key, theirs.get(key), ours[key])), None)
             if key is not None:

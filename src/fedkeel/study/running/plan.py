@@ -65,6 +65,12 @@ class StudyRun:
             self.fresh = True
             self.replaces = ", ".join(f"{key} = {value_text(then, key)}" for key, (then, _) in other.items())
             return False
+        if set(other) == {"rounds"} and other["rounds"][1] > other["rounds"][0]:
+            # The study was extended. A run whose checkpoint was deleted at its end, or whose steps depend on the number of
+            # rounds, starts again.
+            then = self.config.changed(rounds=other["rounds"][0])
+            self.fresh = directory.next_round(self.out) is None or not from_config.continues(then, self.config)
+            return False
         if different := difference(self.out, self.config):
             if not self.objects:
                 from_config.task(self.config)  # If a setting is wrong by itself, that error is more useful.

@@ -19,7 +19,7 @@ from multiprocessing.context import ForkProcess
 from typing import Any, NamedTuple, Protocol, cast
 
 import fedkeel.runs.from_config as from_config
-from fedkeel.engine.forked import die_with, interrupts_wait
+from fedkeel.engine.forked import defer_ctrl_c, die_with
 from fedkeel.engine.machine import forget_peak
 from fedkeel.errors import StorageError, in_words
 from fedkeel.study.running.plan import StudyRun
@@ -125,7 +125,7 @@ class ForkPool:
     def start(self, run: StudyRun, fed: Any) -> None:
         ours, theirs = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_in_fork, args=(run, fed, theirs, [ours, *self.going], os.getpid()))
-        with interrupts_wait():  # Otherwise Ctrl-C could leave a process that `close` does not know.
+        with defer_ctrl_c():  # Otherwise Ctrl-C could leave a process that `close` does not know.
             process.start()
             theirs.close()
             self.going[ours] = Going(run, process)
