@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 
-.PHONY: demo test test-slow test-gpu lint check bench map clean
+.PHONY: demo test test-slow test-gpu lint check bench map options clean
 
 demo: $(READY)  ## compare seven methods on digits; writes runs/demo/report.html
 	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
@@ -31,6 +31,9 @@ bench: $(READY)  ## speed and scale beside other simulators, as ratios: results/
 
 map: $(READY)  ## draw the imports between layers: docs/map.svg; fails if an import points up
 	$(BIN)/python benchmarks/map.py
+
+options: $(READY)  ## write docs/python-and-cli.md: every option of the command line and what it is in Python
+	$(BIN)/python benchmarks/python_and_cli.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

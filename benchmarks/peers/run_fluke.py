@@ -88,6 +88,15 @@ def run(
     return seen
 
 
+def fedexp(p: Problem) -> list[np.ndarray]:
+    """Its server copies the weights into a tensor of torch's default type."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        return run(p, FedExP)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 LR = 0.1
 OPT = {"lr": 1.0, "beta1": 0.8, "beta2": 0.9, "tau": 0.5}
 torch.set_num_threads(1)
@@ -95,7 +104,7 @@ torch.set_num_threads(1)
 serve(
     {
         "fedavg": lambda p: run(p, FedAVG, weighted=True),
-        "fedexp": lambda p: run(p, FedExP),
+        "fedexp": fedexp,
         "fedsam": lambda p: run(p, FedSAM, client={"rho": 0.2}, optimizer=SAMOptimizer),
         "fedsgd": lambda p: run(p, FedSGD, epochs=1),
         "fedprox": lambda p: run(p, FedProx, client={"mu": 0.5}),

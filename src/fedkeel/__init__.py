@@ -34,6 +34,7 @@ _PUBLIC = {
     "Dataset": "fedkeel.data.federation:Dataset",
     "Federation": "fedkeel.data.federation:Federation",
     "RoundError": "fedkeel.errors:RoundError",
+    "Schema": "fedkeel.data.schema:Schema",
     "Run": "fedkeel.engine.result:Run",
     "StudyResult": "fedkeel.study.study_result:StudyResult",
     "algorithm": "fedkeel.core.algorithm:make",
@@ -44,6 +45,9 @@ _PUBLIC = {
     "from_folder": "fedkeel.data.readers.picture_folder:from_folder",
     "from_hub": "fedkeel.data.readers.hub:from_hub",
     "load": "fedkeel.data.load:load",
+    "load_schema": "fedkeel.data.schema:load_schema",
+    "lora": "fedkeel.runs.named_model:lora",
+    "model": "fedkeel.runs.named_model:model",
     "participation": "fedkeel.engine.participation:participation",
     "reproduce": "fedkeel.study.compare:reproduce",
     "resume": "fedkeel.runs.from_config:resume",
@@ -64,12 +68,14 @@ if TYPE_CHECKING:
     from fedkeel.data.readers.csv_table import from_csv
     from fedkeel.data.readers.hub import from_hub
     from fedkeel.data.readers.picture_folder import from_folder
+    from fedkeel.data.schema import Schema, load_schema
     from fedkeel.engine.participation import participation
     from fedkeel.engine.result import Run
     from fedkeel.engine.train import train
     from fedkeel.errors import RoundError
     from fedkeel.laws.method_laws import check
     from fedkeel.runs.from_config import resume
+    from fedkeel.runs.named_model import lora, model
     from fedkeel.study.compare import compare, reproduce, sweep
     from fedkeel.study.study_result import StudyResult
 

@@ -51,4 +51,8 @@ class StorageError(RuntimeError):
 
 
 class Busy(ValueError):
-    """Another process uses the directory."""
+    """Another run uses the directory."""
+
+
+class Damaged(ValueError):
+    """A file of a run does not hold what was written to it."""

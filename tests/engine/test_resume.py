@@ -26,7 +26,7 @@ from tests.processes import children, forked, kill, until
 from tests.tasks import digits_fed, same_record, small_net
 
 FED = digits_fed(clients=12)
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "checkpoint-previous.safetensors"
 
 
 def train(name: str = "scaffold", **kw: Any) -> fk.Run:
@@ -340,7 +340,8 @@ DAMAGES = [cut, cut_to_the_header, foreign, foreign_with_metadata, empty, text, 
 def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, finished: Path, damage: Callable[[Path], None]) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)
-    damage(out / CHECKPOINT)
+    for name in (CHECKPOINT, PREVIOUS):
+        damage(out / name)
     with pytest.raises(ValueError, match=r"^checkpoint: .*checkpoint\.safetensors (is damaged|was not written by)") as error:
         train(out=out, resume=True)
     assert "\n" not in str(error.value)
@@ -354,7 +355,7 @@ def test_lost_client_memory_is_not_replaced_by_zeros(tmp_path: Path, finished: P
     content = memory.read_bytes()
     memory.unlink()
     if damage == "cut":
-        memory.write_bytes(content[:2000])
+        memory.write_bytes(content[:10])
     if damage == "of another run":
         train(rounds=3, seed=1, out=tmp_path / "other")
         shutil.copy(tmp_path / "other" / "clients.bin", memory)

@@ -150,6 +150,7 @@ CLIPPED_PAIRS = [
     (the("scaffnew", schedule="fixed"), the("scaffold"), {"cohort": N, "local_steps": K, "batch_size": 3}),
     (the("scaffold-alpha", alpha=1.0), the("scaffold"), {}),
     (the("fedgamma", rho=0.0), the("scaffold"), {}),
+    (the("fedit-adamgt", lr=0.02, server_lr=1.0), the("fadamgt", lr=0.02), {}),
 ]
 
 
@@ -481,21 +482,24 @@ def test_8_a_control_variate_is_the_mean_gradient(name: str) -> None:
             close(play.mems[i].c, mean(work.gradients))
 
 
-CLIPPED_VARIATES = [the("scaffold", lr=0.05), the("scaffold-alpha", lr=0.05), the("fedgamma", lr=0.05)]
+CLIPPED_VARIATES = [
+    the("scaffold", lr=0.05), the("scaffold-alpha", lr=0.05), the("fedgamma", lr=0.05), the("fadamgt", lr=0.001),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("algo", CLIPPED_VARIATES, ids=lambda algo: algo.name)
 def test_8_clipping_bounds_the_control_variates(algo: fk.Algorithm) -> None:
-    """A step is at most clip long, so c_i + (its correction) is, too. The mean of these clients' gradients is far longer."""
+    """A direction is at most clip long, so c_i + (its correction) is, too. These clients' gradients are far longer."""
+    field = "y" if algo.name == "fadamgt" else "c"
+    settings = HARD | {"clip": 0.01, "cohort": N, "lr_decay": 1.0}
     for rounds in (1, 2, 6):
-        settings = HARD | {"clip": 0.01, "cohort": N, "lr_decay": 1.0}
         before = train(algo, rounds - 1, **settings) if rounds > 1 else None
         run = train(algo, rounds, **settings)
         for i in range(N):
-            correction = 0.0 if before is None else before.server.c - before.clients[i].c
+            correction = 0.0 if before is None else getattr(before.server, field) - getattr(before.clients[i], field)
             weight = getattr(algo, "alpha", 1.0)
-            assert (run.clients[i].c + weight * correction).norm() <= 0.01 * (1 + 1e-9)
-        assert run.server.c.norm() > 1e-4
+            assert (getattr(run.clients[i], field) + weight * correction).norm() <= 0.01 * (1 + 1e-9)
+        assert getattr(run.server, field).norm() > 1e-4
 
 
 def test_8_clip_that_never_acts_changes_nothing() -> None:

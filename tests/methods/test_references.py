@@ -92,6 +92,7 @@ CLIPPED: dict[str, dict[str, Any]] = {
     "scaffold": {"server_lr": 0.7},
     "scaffold-alpha": {"alpha": 0.3},
     "fedgamma": {"rho": 0.5},
+    "fadamgt": {"lr": 0.05, "tracking": 1},
     "vrl-sgd": {},
     "scaffnew": {"schedule": "fixed"},
 }

@@ -90,8 +90,8 @@ def data(tmp_path, monkeypatch) -> Dataset:
     """A text data set named `tiny`, and a separate cache."""
     texts, y = strings()
     made = Dataset("tiny", Texts.from_strings(texts), y, (Texts.from_strings(texts[:10]), y[:10]))
-    known = sources.load
-    monkeypatch.setattr(sources, "load", lambda name, *rest: made if name == "tiny" else known(name, *rest))
+    known = sources.load_any
+    monkeypatch.setattr(sources, "load_any", lambda name, *rest: made if name == "tiny" else known(name, *rest))
     monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return made
@@ -352,8 +352,8 @@ def test_errors_are_one_line(
 ) -> None:
     y = torch.tensor([1, 0] * 4)
     others = {"long": Dataset("long", Texts.from_strings(["good " * 90, "bad"] * 4), y), "numbers": Dataset("numbers", y, y)}
-    known = sources.load
-    monkeypatch.setattr(sources, "load", lambda name, *rest: others.get(name) or known(name, *rest))
+    known = sources.load_any
+    monkeypatch.setattr(sources, "load_any", lambda name, *rest: others.get(name) or known(name, *rest))
     words = [word.replace("BERT", folders["bert"]) for word in words]
     assert fedkeel(*SMALL, "--out", str(tmp_path / "r"), *words) == 2
     lines = capsys.readouterr().err.strip().splitlines()

@@ -29,14 +29,14 @@ def run(
             total = np.zeros_like(x)
             for k in range(task.K[i]):  # line 9
                 g = task.grad(i, t, k, xi)  # line 10
-                total = total + g
-                g_hat = g + y - yi[i]  # line 12
+                g_hat = task.clip(g + y - yi[i])  # line 12
+                total = total + g_hat - (y - yi[i])  # g, unless it was clipped
                 m = beta1 * m + (1 - beta1) * g_hat  # line 13
                 v = beta2 * v + (1 - beta2) * g_hat * g_hat  # line 14
                 v_hat = np.maximum(v_hat, v)  # line 15
                 xi = xi - eta * m / (np.sqrt(v_hat) + eps)  # lines 16, 18
             if i in tracking[t]:  # line 20
-                new_yi[i] = total / task.K[i]  # line 22, raw gradients
+                new_yi[i] = total / task.K[i]  # line 22
             vi[i] = v  # line 24
             changes.append(xi - x)  # line 26
         x = x + server_lr * np.mean(changes, axis=0)  # line 28

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedkeel.engine.forked import defer_ctrl_c
+from fedkeel.files import sealed, unsealed
 from fedkeel.runs import config, from_config
 from fedkeel.runs.config import RunConfig, resolve
 from fedkeel.runs.saved_config import saved_config
@@ -143,7 +144,7 @@ def test_a_value_that_is_in_no_grid_replaces_nothing(tmp_path):
 def test_the_same_study_twice_at_once_is_refused(fedkeel, tmp_path):
     words = ["compare", *FLAGS, "--algorithms", "fedavg", "--seeds", "1", "--jobs", "1", "--out", "here"]
     (tmp_path / "here").mkdir()
-    holder = "import fcntl, sys; f = open('here/study.lock', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    holder = "import fcntl, sys; f = open('here/study.lock', 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         code, _, err = fedkeel(*words)
@@ -280,7 +281,7 @@ def test_runs_on_other_data_are_not_put_beside_complete_ones(fedkeel, tmp_path):
     assert fedkeel(*words, "--seeds", "1")[0] == 0
     kept = tmp_path / "s/fedavg-seed0/summary.json"
     assert fedkeel(*words, "--seeds", "2")[0] == 0  # the same data
-    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"data": "those of another day"}))
+    kept.write_text(sealed(unsealed(kept.read_text()) | {"data": "those of another day"}))
     (tmp_path / "s/fedavg-seed1/summary.json").unlink()
     code, _, err = fedkeel(*words, "--seeds", "3")
     assert code == 2
@@ -304,7 +305,7 @@ def test_fresh_leaves_nothing_of_before(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "why"), [("", "has 0 rounds, not 4"), ("{", "cannot be read"), (None, "has 3 rounds, not 4")]
+    ("damage", "why"), [("", "has 0 rounds, not 4"), ("{\n", "cannot be read"), (None, "has 3 rounds, not 4")]
 )
 def test_a_damaged_history_is_the_fault_of_that_run_alone(tmp_path, damage, why):
     study = Study.read(TASK | {"rounds": 4, "methods": {"fedavg": {}}, "seeds": 2})

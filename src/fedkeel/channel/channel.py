@@ -82,7 +82,8 @@ class Channel:
         self.what, self.algo, self.seed, self.d, self.sampling = what, algo, seed, sum(layers.sizes), sampling
         self.attackers = set(what.attack.attackers(seed, sampling.N)) if what.attack else set()
         self.not_negative = {stage: never_negative(algo, stage) for stage in exchanges_of(algo)}
-        self.residual = None if what.uplink is None else self._no_residual(layers, dtype)
+        self.residual: Any = None if what.uplink is None else self._no_residual(layers, dtype)
+        self.residuals: dict[int, Any] = {}  # client -> the record of what it could not send
         self.clips: dict[str, float] = {}  # exchange -> the clip, if it follows a quantile
         if what.privacy is not None:
             self._plan_noise(what.privacy, schedule)
@@ -120,6 +121,11 @@ class Channel:
         elif stage == "client":
             self.accountant.spend(ids, self.releases(t))
 
+    def commit(self, stage: str, t: int, planned: Sequence[int], received: Received) -> None:
+        """The server's step has succeeded: what clients could not send becomes their record."""
+        self.residuals |= received.kept
+        self.count(stage, t, planned)
+
     def columns(self) -> dict[str, float | None]:
         """What the history says about privacy."""
         if self.what.privacy is None:
@@ -135,13 +141,13 @@ class Channel:
 
     # Uploads --------------------------------------------------------------------------------------------------------
 
-    def receive(self, stage: str, planned: Sequence[int], up: Any, r: Round, read: Callable[[int], Any]) -> Received:
+    def receive(self, stage: str, planned: Sequence[int], up: Any, r: Round) -> Received:
         """Passes the uploads of an exchange. It changes `up`, a record of [S, ...].
 
-        planned: the clients that were to take part.  read: client -> the record of what it could not send so far.
+        planned: the clients that were to take part.
         """
         changed = self._attacked(stage, up, r)
-        kept = self._compressed(stage, up, r, read) if self.what.uplink and stage != "warmup" else {}
+        kept = self._compressed(stage, up, r) if self.what.uplink and stage != "warmup" else {}
         if changed or kept:
             for name in self.not_negative[stage] & set(self._vectors(up)):
                 getattr(up, name).clamp_(min=0)
@@ -185,13 +191,13 @@ class Channel:
                     fields[f"{stage}_{name}"] = torch.zeros_like(z, device="cpu")
         return namedtuple("NotSent", list(fields))(**fields) if fields else None
 
-    def _compressed(self, stage: str, up: Any, r: Round, read: Callable[[int], Any]) -> dict[int, Any]:
+    def _compressed(self, stage: str, up: Any, r: Round) -> dict[int, Any]:
         """Replaces vectors by what arrives. Returns what each client could not send."""
         ids, uplink = r.ids.tolist(), self.what.uplink
         assert uplink is not None
         if self.residual is None or not ids:
             return {}
-        before = [read(client) for client in ids]
+        before = [self.residuals.get(client, self.residual) for client in ids]
         after: dict[str, Tensor] = {}
         for name in self._vectors(up):
             z, key = getattr(up, name), f"{stage}_{name}"
@@ -201,7 +207,7 @@ class Channel:
             after[key] = (z - arrived).cpu()
             z.copy_(arrived)
         return {
-            client: record._replace(**{key: z[row] for key, z in after.items()})
+            client: record._replace(**{key: z[row].clone() for key, z in after.items()})
             for row, (client, record) in enumerate(zip(ids, before, strict=True))
         }
 
@@ -272,22 +278,32 @@ class Channel:
 
     # State ----------------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the residuals."""
-        if self.what.privacy is None:
-            return {}
-        return {"noise": self.noise, "clips": self.clips, "spent": self.accountant.state()}
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        state: dict[str, Any] = {}
+        if self.what.privacy is not None:
+            state |= {"noise": self.noise, "clips": self.clips, "spent": self.accountant.state()}
+        if self.residuals:
+            state["clients"] = list(self.residuals)
+            rows = zip(*self.residuals.values(), strict=True)
+            state |= {f"residual {name}": torch.stack(z) for name, z in zip(self.residual._fields, rows, strict=True)}
+        return state
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Goes back to the state that `saved` returned."""
+        if "clients" in saved:
+            fields = [saved[f"residual {name}"] for name in self.residual._fields]
+            rows = zip(*fields, strict=True)
+            self.residuals = {client: type(self.residual)(*row) for client, row in zip(saved["clients"], rows, strict=True)}
         if self.what.privacy is None:
             return
-        if state["noise"] != self.noise:
+        if saved["noise"] != self.noise:
             raise ValueError(
-                f"resume: the noise of privacy is {self.noise:g} now, but {state['noise']:g} in the checkpoint; with "
+                f"resume: the noise of privacy is {self.noise:g} now, but {saved['noise']:g} in the checkpoint; with "
                 "epsilon it follows from rounds, which must stay as they were"
             )
-        self.clips = state["clips"]
-        self.accountant.restore(state["spent"])
+        self.clips = saved["clips"]
+        self.accountant.restore(saved["spent"])
 
 
 def upload_bytes(algo: Algorithm, up: Any, r: Round, uplink: Uplink | None, d: int) -> float:

@@ -16,6 +16,7 @@ import fedkeel
 from fedkeel.cli.options import TaskCommand, merged, task_options
 from fedkeel.cli.studies import Fresh, Json, MLflow, TensorBoard, Wandb, add_commands
 from fedkeel.errors import RoundError, StorageError
+from fedkeel.runs.config import OWN_DATA
 from fedkeel.wording import amount
 
 if TYPE_CHECKING:
@@ -126,11 +127,12 @@ def _method_in_place_of_a_file(study: Path) -> str | None:
 
 def _free_directory(config: RunConfig, fresh: bool) -> Path:
     """runs/DATA-ALGORITHM-seedSEED. If it holds another run, the settings that differ are added to the name."""
+    from fedkeel.data.load import short_name
     from fedkeel.engine.state import directory
     from fedkeel.runs.saved_config import differences
     from fedkeel.wording import file_name, value_text
 
-    usual = Path("runs") / file_name(f"{config.data}-{config.method.name}-seed{config.seed}")
+    usual = Path("runs") / file_name(f"{short_name(config.data)}-{config.method.name}-seed{config.seed}")
     if fresh or not directory.holds_run(usual):
         return usual
     other = differences(usual, config)
@@ -187,7 +189,11 @@ def _train(
             longer = f", or fedkeel resume {shlex.quote(str(out))} --rounds {config.rounds} for more rounds"
             only_rounds = set(differences(out, config)) == {"rounds"}
             raise ValueError(f"{different}; {OTHER}{longer * only_rounds}")
-        if found := directory.summary(out, config.rounds):
+        found = directory.summary(out, config.rounds)
+        wrong = found and directory.damage(out, found)
+        if wrong:
+            typer.echo(f"{wrong}; it is made again", err=True)
+        elif found:
             typer.echo(f"{out} holds this run already, and it is complete (--fresh runs it again)")
             return _print_summary(found, out)
         typer.echo(f"continuing {out} at round {directory.next_round(out) or 0} of {config.rounds}")
@@ -325,7 +331,9 @@ def _datasets(ctx: typer.Context, settings: dict[str, Any], json: Json = False) 
 
 
 @datasets_app.command("show")
-@task_options(("data_dir", "split", "clients", "concentration", "sizes", "beta_a", "beta_b", "per_client", "split_seed"))
+@task_options(
+    ("data_dir", *OWN_DATA, "split", "clients", "concentration", "sizes", "beta_a", "beta_b", "per_client", "split_seed")
+)
 def show_dataset(
     settings: dict[str, Any],
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set. [dim]E.g. digits[/dim]")],

@@ -92,14 +92,17 @@ class FrozenNet(Net):
         """Computes the features of the next batches, too: products of many samples are faster than many small ones."""
         if id(x) not in self.known:
             group = self._group(x)
-            parts = super().features(torch.cat(group) if len(group) > 1 else x).split([len(z) for z in group])
-            self.known = {id(batch): part for batch, part in zip(group, parts, strict=True)}
+            if len(group) > 1:
+                parts = super().features(torch.cat(group)).split([len(z) for z in group])
+                self.known = {id(batch): part for batch, part in zip(group, parts, strict=True)}
+            else:
+                self.known = {id(x): super().features(x)}
         return self.known[id(x)]
 
     def _group(self, x: Any) -> list[Any]:
         """x, and the batches after it as long as all together have at most `most` samples."""
         group, count = [x], len(x)
-        if not self.together:
+        if not self.together or not isinstance(x, Tensor):
             return group
         later = [batch for batch, _ in self.batches]
         place = next((k for k, batch in enumerate(later) if batch is x), len(later))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -170,6 +171,14 @@ class FlatModel:
     def named_buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers by name, for a `functional_call`."""
         return {name: b.clone() for name, _, _, b in _members(self.module, "_buffers")}
+
+    def cast_nested(self, z: Any) -> Any:
+        """`cast` for every tensor inside dictionaries, lists and tuples. Other values stay as they are."""
+        if isinstance(z, Tensor):
+            return self.cast(z)
+        if isinstance(z, Mapping):
+            return {key: self.cast_nested(part) for key, part in z.items()}
+        return [self.cast_nested(part) for part in z] if isinstance(z, list | tuple) else z
 
     def cast(self, z: Tensor, prepare: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Samples or targets as the model takes them: on its device and in its memory format, after `prepare`.

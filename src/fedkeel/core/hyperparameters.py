@@ -49,11 +49,16 @@ def allowed(field: dataclasses.Field[Any]) -> str:
         return " or ".join(map(repr, m["choices"]))
     signs = {"above": ">", "least": ">=", "below": "<", "most": "<="}
     limits = " and ".join(f"{sign} {m[key]:g}" for key, sign in signs.items() if m.get(key) is not None)
-    if isinstance(field.default, bool):
+    if _is_switch(field):
         return "true or false"
     if _is_text(field):
         return "a text"
     return f"a whole number {limits}".strip() if _is_whole(field) else limits or "any number"
+
+
+def _is_switch(field: dataclasses.Field[Any]) -> bool:
+    """Is it true or false? A field that is None by default shows it by its example."""
+    return isinstance(field.metadata.get("example") if field.default is None else field.default, bool)
 
 
 def _is_whole(field: dataclasses.Field[Any]) -> bool:
@@ -96,7 +101,7 @@ def fits(field: dataclasses.Field[Any], value: Any) -> bool:
         return True
     if m.get("choices"):
         return isinstance(value, str) and value in m["choices"]
-    if isinstance(field.default, bool):
+    if _is_switch(field):
         return isinstance(value, bool)
     if _is_text(field):
         return isinstance(value, str)

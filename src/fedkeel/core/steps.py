@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -172,7 +172,7 @@ class OneClient(Steps):
     objective: Objective
     t: int
     batches: Sequence[tuple[Any, Tensor]]  # (x, y) of every step
-    everything: Callable[[], tuple[Any, Tensor]]  # fetches all local data, which few methods need
+    everything: Callable[[], Iterable[tuple[Any, Any, float]]]  # all local data in pieces (x, y, share), for few methods
     workspace: Workspace
     drawn: SimpleNamespace = field(default_factory=SimpleNamespace)
     losses: list[Tensor] = field(default_factory=list)  # the first loss of every step, for the history
@@ -201,13 +201,11 @@ class OneClient(Steps):
         return self.workspace.point(self.points - 1)
 
     def full_grad(self, w: Tensor) -> Tensor:
-        x, y = self.everything()
         total = torch.zeros_like(w)
         views = self.objective.model.views(total)
-        pieces = -(-len(y) // at_once(x))  # of equal size: batch normalisation fails on a piece of one sample
-        for a, b in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
-            _, grads = self.backward(w, a, b, still=True)
-            add_each(views, grads[: len(views)], alpha=len(b) / len(y))
+        for x, y, share in self.everything():
+            _, grads = self.backward(w, x, y, still=True)
+            add_each(views, grads[: len(views)], alpha=share)
         return total.add_(w, alpha=self.objective.weight_decay) if self.objective.weight_decay else total
 
     def frozen_net(self, number: int, w: Tensor) -> Net:
@@ -244,8 +242,17 @@ class OneClient(Steps):
         return loss.detach(), found
 
 
-def at_once(x: Tensor) -> int:
+def in_pieces(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Samples in pieces for a full gradient: (x, y, its share of the samples)."""
+    pieces = -(-len(y) // at_once(x))  # of equal size: batch normalisation fails on a piece of one sample
+    for a, b in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
+        yield a, b, len(b) / len(y)
+
+
+def at_once(x: Any) -> int:
     """How many samples like x[0] a full gradient takes in one piece."""
+    if not isinstance(x, Tensor):  # a dictionary of tensors
+        return 1
     return max(1, min(CHUNK, NUMBERS // max(1, x[0].numel() * (1 if x.is_floating_point() else TOKEN))))
 
 

@@ -4,42 +4,116 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import os
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedkeel.data.arrays import Arrays
 from fedkeel.data.cache import cached
-from fedkeel.data.federation import Dataset
+from fedkeel.data.federation import Dataset, Federation
 from fedkeel.errors import nearest
+from fedkeel.user_code import find_object
+
+HUB = "hub:"  # names on the Hugging Face hub start with this
+TABLES = (".csv", ".tsv")
 
 
-def load(name: str, data_dir: str | Path | None = None, augment: str | None = None) -> Dataset:
-    """The data set `name`; `fedkeel datasets` lists them.
+def load(name: str, data_dir: str | Path | None = None, augment: str | None = None, **options: Any) -> Dataset:
+    """The data set `name`; `fedkeel datasets` lists them. Also your own data: FILE.csv, a folder of pictures, hub:NAME, or
+    package.module:function, which returns a Dataset.
 
     data_dir: the folder that holds the files (default: the environment variable FEDKEEL_DATA).
     augment: "crop-flip" pads, crops and mirrors training images at random.
+    options: for your own data: those of `from_csv`, `from_folder`, `from_hub` or of your function.
+
+    >>> load("patients.csv", label="outcome", key="hospital")
     """
+    data = load_any(name, data_dir, augment, **options)
+    if isinstance(data, Federation):
+        raise ValueError(f"data: {name} returns a Federation, which is split already; call it yourself")
+    return data
+
+
+def load_any(
+    name: str, data_dir: str | Path | None = None, augment: str | None = None, **options: Any
+) -> Dataset | Federation:
+    """As `load`. A user's function may also return a Federation."""
     if not isinstance(name, str):
         raise ValueError(f"data: expected a name, not {type(name).__name__}")
-    if name.lower() == "digits":
-        data = digits()
-    elif (name := next((known for known in names() if known.lower() == name.lower()), name)) in packaged():
-        data = _from_package(name)
-    elif name in names():
-        from fedkeel.data.named_sets import load_named
-
-        data = load_named(name, data_folder(data_dir))
+    name = next((known for known in names() if known.lower() == name.lower()), name)
+    if name in names():
+        for option in options:
+            raise ValueError(f"{option}: not allowed with data {name!r}; it is for your own files")
+        data: Dataset | Federation = _named(name, data_dir)
     else:
-        raise ValueError(f"data: unknown name {name!r}{nearest(name, names())}")
+        data = _own(name, options)
     if augment is None:
         return data
     from fedkeel.data.transforms import augmentation
 
     return dataclasses.replace(data, augment=augmentation(augment, tuple(getattr(data.x, "shape", ()))[1:]))
+
+
+def _named(name: str, data_dir: str | Path | None) -> Dataset:
+    if name == "digits":
+        return digits()
+    if name in packaged():
+        return _from_package(name)
+    from fedkeel.data.named_sets import load_named
+
+    return load_named(name, data_folder(data_dir))
+
+
+def _own(name: str, options: dict[str, Any]) -> Dataset | Federation:
+    """Data that are not in the catalogue."""
+    read, where = _reader(name)
+    known = inspect.signature(read).parameters
+    flexible = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    for option in options:
+        if option not in known and not flexible:
+            raise ValueError(f"{option}: not allowed with data {name!r}{nearest(option, known) if known else ''}")
+    data: Dataset | Federation = read(*where, **options)
+    if not isinstance(data, Dataset | Federation):
+        raise ValueError(f"data: {name} returned a {type(data).__name__}, not a fedkeel.Dataset or fedkeel.Federation")
+    return data
+
+
+def _reader(name: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """The function that reads own data, and its first argument."""
+    path = Path(name).expanduser()
+    if name.startswith(HUB):
+        from fedkeel.data.readers.hub import from_hub
+
+        return from_hub, (name.removeprefix(HUB),)
+    if path.is_dir():
+        from fedkeel.data.readers.picture_folder import from_folder
+
+        return from_folder, (name,)
+    if path.is_file() or path.name.lower().removesuffix(".gz").removesuffix(".xz").endswith(TABLES):
+        from fedkeel.data.readers.csv_table import from_csv
+
+        return from_csv, (name,)
+    if ":" in name:
+        found = find_object("data", name, "package.module:function")
+        if not callable(found):
+            raise ValueError(f"data: {name} is a {type(found).__name__}; it must be a function that returns a Dataset")
+        return found, ()
+    if len(path.parts) > 1:
+        raise ValueError(f"data: there is no file or folder {name}")
+    own = f"your own data are FILE.csv, a folder, {HUB}NAME or package.module:function"
+    raise ValueError(f"data: unknown name {name!r}{nearest(name, names())}; {own}")
+
+
+def short_name(data: str) -> str:
+    """A name of data that a directory can have: patients for own/patients.csv."""
+    last = data.removeprefix(HUB).rstrip("/").replace("\\", "/").rpartition("/")[2]
+    return last.rpartition(":")[2].partition(".")[0] or "data"
 
 
 def names() -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 
@@ -16,18 +17,28 @@ WITHOUT_LABELS = ("iid", "quantity", "by_key")  # kinds that do not use the labe
 LARGEST = 1e100  # concentration: a larger one is not more even, and the sum of the draws would overflow
 
 
+Splitter = Sequence[Any] | np.ndarray | Callable[..., Any]  # the owner of every sample, or a function that returns it
+
+
 def partition(
-    kind: str, labels: np.ndarray, clients: int, seed: int, key: np.ndarray | None = None, **options: float | str
+    kind: str | Splitter,
+    labels: np.ndarray,
+    clients: int | None,
+    seed: int,
+    key: np.ndarray | None = None,
+    **options: float | str,
 ) -> list[np.ndarray]:
     """Sample numbers per client. Every client gets at least one.  key: the owner of every sample, for `by_key`."""
     if not isinstance(kind, str):
-        raise ValueError(f"split: expected a name, not {type(kind).__name__}")
+        if options:
+            raise ValueError(f"split: a function or an array of owners takes no options, such as {next(iter(options))!r}")
+        return _own_split(kind, np.asarray(labels), clients, seed)
     if kind not in PARTITIONS:
         raise ValueError(f"split: unknown name {kind!r}{nearest(kind, PARTITIONS)}")
     labels = np.asarray(labels)
     if kind not in WITHOUT_LABELS:
         _classes(kind, labels)
-    if not _whole(clients) or not 1 <= clients <= len(labels):
+    if clients is None or not _whole(clients) or not 1 <= clients <= len(labels):
         raise ValueError(f"clients = {clients!r} is not allowed; it must be from 1 to the number of samples, {len(labels)}")
     if not _whole(seed) or seed < 0:
         raise ValueError(f"seed = {seed!r} is not allowed; it must be a whole number >= 0")
@@ -39,6 +50,40 @@ def partition(
     if kind == "by_key":
         return by_key(rng, labels, int(clients), key)
     return _nobody_empty(PARTITIONS[kind](rng, labels, int(clients), **options))
+
+
+def _own_split(kind: Splitter, labels: np.ndarray, clients: int | None, seed: int) -> list[np.ndarray]:
+    """The split that the user's array of owners describes, or what the user's function returns."""
+    if callable(kind):
+        rng = np.random.default_rng((int(seed), 0x5917))
+        needed = [
+            p for p in inspect.signature(kind).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        if not 1 <= len(needed) <= 3:
+            raise ValueError("split: the function must take (labels), (labels, clients) or (labels, clients, rng)")
+        kind = kind(*(labels, clients, rng)[: len(needed)])
+        if isinstance(kind, list | tuple) and len(kind) and all(np.ndim(part) == 1 for part in kind):
+            return _checked_parts([np.asarray(part) for part in kind], len(labels), clients)
+    owner = np.asarray(kind)
+    if owner.shape != (len(labels),):
+        raise ValueError(f"split: expected the owner of each of the {len(labels)} samples, not an array {list(owner.shape)}")
+    names, number = np.unique(owner, return_inverse=True)
+    if clients is not None and clients != len(names):
+        raise ValueError(f"clients = {clients!r} is not allowed; there are {len(names)} different owners")
+    return _grouped(number, len(names))
+
+
+def _checked_parts(parts: list[np.ndarray], samples: int, clients: int | None) -> list[np.ndarray]:
+    """The sample numbers of every client, as a function of the user returned them."""
+    if clients is not None and clients != len(parts):
+        raise ValueError(f"clients = {clients!r} is not allowed; the function of the split returned {len(parts)} clients")
+    for i, part in enumerate(parts):
+        if not len(part) or not np.issubdtype(part.dtype, np.integer) or part.min() < 0 or part.max() >= samples:
+            raise ValueError(f"split: client {i} must have sample numbers from 0 to {samples - 1}, at least one")
+    used = np.concatenate(parts)
+    if len(np.unique(used)) < len(used):
+        raise ValueError("split: a sample belongs to several clients, or twice to one; it must belong to one at most")
+    return [part.astype(np.int64) for part in parts]
 
 
 def iid(rng: np.random.Generator, labels: np.ndarray, clients: int) -> list[np.ndarray]:

@@ -46,6 +46,14 @@ class Texts(Sequence[str]):
         i %= len(self)
         return self.data[self.offsets[i] : self.offsets[i + 1]].tobytes().decode()
 
+    def take(self, rows: np.ndarray) -> Texts:
+        """The texts with these numbers."""
+        return Texts.from_strings(self[int(i)] for i in rows)
+
+    def __repr__(self) -> str:
+        first = repr(self[0][:60]) if len(self) else "none"
+        return f"Texts({len(self):,}: {first}{', ...' if len(self) > 1 else ''})"
+
     @functools.cached_property
     def digest(self) -> str:
         """A hash of all texts. It names the token ids of these texts in the cache."""

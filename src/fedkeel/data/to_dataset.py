@@ -29,7 +29,7 @@ def to_dataset(
     x = _inputs(arrays, "x")
     prepare: Any = None
     if isinstance(x, Tensor) and x.dtype == torch.uint8:
-        prepare = as_integers if x.dim() == 2 else Normalise(*(statistics or _statistics_of(arrays)))
+        prepare = as_integers if x.dim() == 2 else Normalise(*(statistics or statistics_of(arrays)))
     y, test_y = (torch.from_numpy(arrays[part]) for part in ("y", "test_y"))
     test = (_inputs(arrays, "test_x"), test_y)
     return Dataset(name, x, y, test, arrays.get("key"), prepare, None, classes, vocabulary)
@@ -42,7 +42,8 @@ def _inputs(arrays: Arrays, part: str) -> Any:
     return Texts(arrays[f"{part}.bytes"], arrays[f"{part}.offsets"])
 
 
-def _statistics_of(arrays: Arrays) -> ChannelStatistics:
+def statistics_of(arrays: Arrays) -> ChannelStatistics:
+    """Mean and deviation of every channel of the training images."""
     mean, std = (tuple(round(float(z), 4) for z in arrays[name]) for name in ("mean", "std"))
     return mean, std
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeel.data.cache import cached_array
 from fedkeel.data.texts import PAIR, Texts
@@ -46,6 +49,34 @@ def tokenised(data: D, tokenizer: Tokenizer, length: int) -> D:
     x, *rest = torch.from_numpy(ids).split([len(part) for part in parts])
     test = (rest[0], source.test[1]) if rest else None
     return dataclasses.replace(source, x=x, test=test, vocabulary=tokenizer.vocabulary)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model reads texts. The model has it as its attribute `reads`."""
+
+    tokenizer: Tokenizer
+    length: int  # tokens of a text; longer texts are cut off
+
+    def __call__(self, texts: Iterable[str]) -> Tensor:
+        """The token ids of texts, [n, L], as the model takes them."""
+        return torch.from_numpy(_ids([Texts.from_strings(texts)], self.tokenizer, self.length))
+
+    def __deepcopy__(self, memo: Any) -> Reading:
+        return self  # copies of the model share the tokenizer, which never changes
+
+
+def as_model_reads(model: Any, fed: D) -> D:
+    """The federation with token ids instead of texts, as the model reads them. Other data stay as they are."""
+    if not isinstance(fed.x, Texts):  # type: ignore[attr-defined]
+        return fed
+    reads = getattr(model, "reads", None)
+    if not isinstance(reads, Reading):
+        raise ValueError(
+            "fed: its samples are texts, and the model does not say how to read them; use fk.model('lstm', fed), "
+            "fk.lora('NAME', fed), or a federation of token ids"
+        )
+    return tokenised(fed, reads.tokenizer, reads.length)
 
 
 def _ids(parts: list[Texts], tokenizer: Tokenizer, length: int) -> np.ndarray:
@@ -94,6 +125,9 @@ class WordTokenizer:
             single="$A", pair="$A [SEP] $B", special_tokens=[("[SEP]", special.index("[SEP]"))]
         )
         return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"identity": self.identity, "tokenizer": self.tokenizer}  # without the texts, which may be many
 
     @property
     def vocabulary(self) -> int:

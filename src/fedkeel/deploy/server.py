@@ -19,10 +19,10 @@ from fedkeel.deploy.limits import LARGEST, TIMEOUT
 from fedkeel.deploy.nodes import ClientNodes
 from fedkeel.deploy.supernode_runner import SuperNodes
 from fedkeel.engine.result import Run
-from fedkeel.engine.state.directory import CHECKPOINT
+from fedkeel.engine.state.directory import holds_checkpoint
 from fedkeel.engine.train import train
 from fedkeel.errors import refuse
-from fedkeel.files import write_atomically
+from fedkeel.files import sealed, unsealed, write_atomically
 
 DEPLOYMENT = "deployment.json"  # in a run's directory: its name, and every client's number of samples
 
@@ -75,10 +75,10 @@ def serve(
 
 def _resumed_run(out: str | Path | None, nodes: ClientNodes) -> str | None:
     """The name of the run in `out`, or None if there is none. Restores the clients' numbers of samples."""
-    if out is None or not (Path(out) / CHECKPOINT).exists():
+    if out is None or not holds_checkpoint(Path(out)):
         return None
     try:
-        deployment = json.loads((Path(out) / DEPLOYMENT).read_text())
+        deployment = unsealed((Path(out) / DEPLOYMENT).read_bytes())
         name, samples = str(deployment["run"]), [int(n) for n in deployment["samples"]]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"out: {out} holds a run that was not deployed; choose another directory") from None
@@ -96,7 +96,7 @@ def _new_run(out: str | Path | None, nodes: ClientNodes, patience: float) -> str
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
         deployment = {"run": name, "samples": [nodes.samples[i] for i in range(nodes.N)]}
-        write_atomically(Path(out) / DEPLOYMENT, json.dumps(deployment).encode())
+        write_atomically(Path(out) / DEPLOYMENT, sealed(deployment).encode())
     return name
 
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.device import at_border, check_device, cuda_numbers, seed_generators, to_device, to_host
 from fedkeel.core.records import check_finite, exchanges_of, trial_upload
-from fedkeel.core.steps import Objective, OneClient, Workspace
+from fedkeel.core.steps import Objective, OneClient, Workspace, in_pieces
 from fedkeel.core.torch_private import version
+from fedkeel.data.dataset_pool import CHUNK, DatasetPool
 from fedkeel.data.federation import Federation
 from fedkeel.engine import seeding
 from fedkeel.engine.state.store import ALIGN
@@ -116,6 +117,9 @@ class Samples(NamedTuple):
     sizes: list[int]  # of the batches; a single one with all data if every step sees the same batch
 
 
+UNREAD = Samples(torch.empty(0), torch.empty(0), [])  # in the place of samples that a data set holds
+
+
 @dataclass
 class ClientResult:
     """What one client made. Its tensors may lie in memory that the next client overwrites."""
@@ -189,12 +193,20 @@ class ClientWork:
     def batch_numbers(self, t: int, client: int, K: int) -> tuple[np.ndarray, list[int]]:
         """The sample numbers of all batches of a client in a row, and the size of each batch."""
         n = self.fed.size(client)
+        if (
+            isinstance(self.fed.x, DatasetPool) and self.fed.x.in_order
+        ):  # a stream is read on from where the last round ended
+            sizes = [n] * K if self.batch_size is None else seeding.batch_sizes(n, K, self.batch_size)
+            return (t * sum(sizes) + np.arange(sum(sizes))) % n, sizes
         if self.batch_size is None:  # the same batch in every step, unless every step augments it anew
             return (np.arange(n), [n]) if self.fed.augment is None else (np.tile(np.arange(n), K), [n] * K)
         return seeding.batch_order(seeding.generator(self.seed, seeding.BATCHES, t, client), n, K, self.batch_size)
 
     def samples(self, tasks: Sequence[ClientTask]) -> Iterator[Samples]:
         """The samples of each task. Fetches those of several clients at a time, which is faster than one by one."""
+        if isinstance(self.fed.x, DatasetPool):  # `run_client` reads them itself
+            yield from [UNREAD] * len(tasks)
+            return
         most = max(1, FETCH_BYTES // max(1, self.fed.x[:1].nbytes))
         rows, sizes = [], []
         for task in tasks:
@@ -219,12 +231,22 @@ class ClientWork:
         for start, count, mine in zip(starts, counts, sizes, strict=False):
             yield Samples(x[start : start + count], y[start : start + count], mine)
 
-    def _batches(self, task: ClientTask, samples: Samples) -> list[tuple[Tensor, Tensor]]:
+    def _batches(self, task: ClientTask, samples: Samples) -> list[tuple[Any, Any]]:
         """The K mini-batches of a client."""
+        if isinstance(self.fed.x, DatasetPool):
+            return self._read_batches(task, self.fed.x)
         x, y = self.cast(self.augmented(task.t, task.client, samples.x), samples.y)
         if len(samples.sizes) < task.K:
             return [(x, y)] * task.K
         return list(zip(x.split_with_sizes(samples.sizes), y.split_with_sizes(samples.sizes), strict=True))
+
+    def _read_batches(self, task: ClientTask, pool: DatasetPool) -> list[tuple[Any, Any]]:
+        """The K mini-batches of a client whose samples a data set holds. Its random numbers depend on round and client."""
+        numbers, sizes = self.batch_numbers(task.t, task.client, task.K)
+        cuts = np.split(self.fed.rows(task.client, numbers), np.cumsum(sizes)[:-1])
+        seeds = seeding.generator(self.seed, seeding.AUGMENT, task.t, task.client).integers(2**63, size=len(cuts))
+        batches = [self.cast(*pool.batch(rows, int(seed))) for rows, seed in zip(cuts, seeds, strict=True)]
+        return batches * task.K if len(batches) < task.K else batches
 
     def augmented(self, t: int, client: int, x: Tensor) -> Tensor:
         """x after the federation's random augmentation, if it has one."""
@@ -232,16 +254,27 @@ class ClientWork:
             return x
         return self.fed.augment(x, seeding.generator(self.seed, seeding.AUGMENT, t, client))
 
-    def cast(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def cast(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Data as the model takes it: prepared, on its device, floating-point numbers in its dtype."""
         model = self.objective.model
-        x, y = model.cast(x, self.fed.prepare), model.cast(y)
-        return x, y.long() if self.objective.each is not None else y  # cross-entropy needs 64-bit class numbers
+        if isinstance(self.fed.x, DatasetPool):
+            x, y = model.cast_nested(x), model.cast_nested(y)
+        else:
+            x, y = model.cast(x, self.fed.prepare), model.cast(y)
+        # Cross-entropy needs 64-bit class numbers.
+        return x, y.long() if self.objective.each is not None and isinstance(y, Tensor) else y
 
-    def all_data(self, client: int) -> tuple[Tensor, Tensor]:
-        """All data of a client. A copy, because a view's alignment, and with it the rounding, would depend on the client's
-        place in the federation."""
-        return self.cast(*self.fed.take(client, np.arange(self.fed.size(client))))
+    def all_data(self, client: int) -> Iterator[tuple[Any, Any, float]]:
+        """All data of a client in pieces: (x, y, its share of the samples).
+
+        They are copies, because a view's alignment, and with it the rounding, would depend on the client's place in the
+        federation.
+        """
+        n = self.fed.size(client)
+        if not isinstance(self.fed.x, DatasetPool):
+            return in_pieces(*self.cast(*self.fed.take(client, np.arange(n))))
+        pieces = np.array_split(np.arange(n), -(-n // CHUNK))
+        return ((*self.cast(*self.fed.take(client, numbers)), len(numbers) / n) for numbers in pieces)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,14 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import numbers
 from fedkeel.core.steps import Loss
+from fedkeel.data.dataset_pool import CHUNK as POOL_CHUNK
+from fedkeel.data.dataset_pool import DatasetPool
 from fedkeel.data.federation import Prepare
 
 CHUNK = 2048  # the most samples at a time
@@ -22,19 +25,29 @@ def evaluate(
     x: Tensor,
     buffers: Tensor,
     loss: Loss,
-    data: tuple[Tensor, Tensor],
+    data: tuple[Any, Any],
     prepare: Prepare | None = None,
 ) -> dict[str, Any]:
     """Mean loss of the parameters x on the data, and accuracy if the targets are classes."""
-    inputs, targets = data
     model.bind(x)
     if model.has_buffers:
         model.write_buffers(buffers)
-    chunks = zip(inputs.split(at_a_time(inputs)), targets.split(at_a_time(inputs)), strict=True)
-    batches = ((model.cast(a, prepare), model.cast(b)) for a, b in chunks)
+    batches = batches_of(model, data, prepare)
     with evaluating(model.module):
         mean, accuracy = scores(model.module, loss, batches)
     return {"test_accuracy": accuracy, "test_loss": mean}
+
+
+def batches_of(model: FlatModel, data: tuple[Any, Any], prepare: Prepare | None = None) -> Iterator[tuple[Any, Any]]:
+    """Data in batches (x, y), as the model takes them. A batch of data sets that is not a pair has y = None."""
+    inputs, targets = data
+    if isinstance(inputs, DatasetPool):
+        for start in range(0, len(inputs), POOL_CHUNK):
+            x, y = inputs.batch(np.arange(start, min(start + POOL_CHUNK, len(inputs))))
+            yield model.cast_nested(x), model.cast_nested(y)
+        return
+    for a, b in zip(inputs.split(at_a_time(inputs)), targets.split(at_a_time(inputs)), strict=True):
+        yield model.cast(a, prepare), model.cast(b)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,14 +43,8 @@ from fedkeel.engine.folding import Answers, Folding
 from fedkeel.engine.result import Clients, Run
 from fedkeel.engine.runners.runner import EngineChoice, Runner
 from fedkeel.engine.settings import NEED_UPLOADS, Settings
-from fedkeel.engine.state.directory import (
-    RunDirectory,
-    check_same,
-    load_checkpoint,
-    run_identity,
-    save_checkpoint,
-    server_from,
-)
+from fedkeel.engine.state.checkpoint import Checkpoint, Part, check_same, run_identity, save_checkpoint, server_from
+from fedkeel.engine.state.directory import RunDirectory
 from fedkeel.engine.state.store import open_store
 from fedkeel.errors import RoundError, describe
 
@@ -84,8 +77,7 @@ class Trainer:
         settings: Settings,
         objective: Objective,
         engine: EngineChoice,
-        out: Path | None,
-        resume: bool,
+        directory: RunDirectory | None,
         store: str,
         config: dict[str, Any],
         metrics: Sequence[str] = (),
@@ -118,30 +110,29 @@ class Trainer:
         check_device("init: server record", self.server, model.device)
         self.initial = to_host(PrivateLayers(self.buffers) if model.private else initial)
         wait_for(model.device)
-        self.directory = None if out is None else RunDirectory(out, resume)
-        self.fingerprint = None if out is None else fed.fingerprint()
-        self.frozen = None if out is None else model.frozen()
+        self.directory = directory
+        self.fingerprint = None if directory is None else fed.fingerprint()
+        self.frozen = None if directory is None else model.frozen()
         # The store has room for the clients that can ever take part. Room for all N could exceed the largest file that the
         # system allows, even if most of it is never used.
         most_clients = self.N if self.algo.warms_up() else min(self.N, settings.rounds * self.S)
-        path = None if self.directory is None else self.directory.store
+        path = None if directory is None else directory.store
         self.store = (
             engine.remote.store if engine.remote else open_store(self.initial, most_clients, self.S, path, store == "disk")
         )
         self.folding = Folding(self.algo, model.layers, self.store)
-        self.residuals = None  # what clients could not send through a compressed uplink
-        if self.channel is not None and self.channel.residual is not None:
-            path = None if self.directory is None else self.directory.residuals
-            self.residuals = open_store(self.channel.residual, most_clients, self.S, path, store == "disk")
-        if self.directory is not None and self.directory.checkpoint.exists():
-            self._restore(self.directory.checkpoint)
+        self.parts: dict[str, Part] = {}  # what a checkpoint keeps beside server, buffers and client memory, by name
+        if self.channel is not None:
+            self.parts["channel"] = self.channel
+        if directory is not None:
+            directory.recover(self._restore)
         self._saved, self._seconds_to_write = time.monotonic(), 0.0
 
     # The loop -----------------------------------------------------------------------------------------------------
 
     def fit(self, report: Callable[[dict[str, Any]], None]) -> Run:
         if self.directory is not None:
-            self.directory.begin(self.config, self.history)
+            self.directory.begin(self.config, self.history, self.fed.schema)
         for row in self.history:
             report(row)
         with one_thread(*self.engine.devices, self.model.device), contextlib.ExitStack() as stack:
@@ -216,7 +207,7 @@ class Trainer:
         self.t += 1
         self.history.append(row)
         if self.directory is not None:
-            self.directory.add(row)
+            self.directory.history.add(row)
         self._checkpoint(due=self.t == self.settings.rounds or self.engine.remote is not None)
         return row
 
@@ -246,8 +237,7 @@ class Trainer:
         given, received = up, None
         mean: Callable[[Tensor], Tensor] = _with_sum_one(r).avg
         if self.channel is not None:
-            read = self.residuals.read if self.residuals is not None else lambda client: None
-            received = self.channel.receive(exchange.stage, planned.ids, up, r, read)
+            received = self.channel.receive(exchange.stage, planned.ids, up, r)
             given, facts, mean = received.given, received.facts, received.mean or mean
         elif summed is not None:
             take = summed.take
@@ -277,12 +267,7 @@ class Trainer:
             else:
                 self.store.commit(exchange.ids[position], slot)
         if received is not None and self.channel is not None:
-            self.channel.count(exchange.stage, exchange.t, planned.ids)
-            for client, record in received.kept.items():
-                assert self.residuals is not None
-                slot = self.residuals.stage()
-                self.residuals.write(slot, record)
-                self.residuals.commit(client, slot)
+            self.channel.commit(exchange.stage, exchange.t, planned.ids, received)
         # Exact; a dot product may round differently for another alignment.
         loss = math.fsum((_with_sum_one(r).p.cpu() * losses).tolist())
         uplink = self.channel.what.uplink if self.channel is not None and exchange.stage != "warmup" else None
@@ -407,26 +392,18 @@ class Trainer:
         now = time.monotonic()
         if not due and now - self._saved < self._seconds_to_write / CHECKPOINT_SHARE:
             return
-        facts = {"identity": self._identity(), "history": self.history, "engine": self.engine.name, "why": self.engine.why}
-        facts["warmup"] = self.warmup_columns
+        facts: dict[str, Any] = {"identity": self._identity(), "engine": self.engine.name, "why": self.engine.why}
+        facts |= {"warmup": self.warmup_columns, "extent": self.directory.history.sync()}
         tensors = {"buffers": self.buffers, **self.store.index()}
-        if self.channel is not None:
-            facts["channel"] = self.channel.state()
-        if self.residuals is not None:
-            tensors |= {f"residuals {name}": z for name, z in self.residuals.index().items()}
-        save_checkpoint(self.directory.checkpoint, self.t, self.server, tensors, facts)
-        self.store.pin()  # only now may slots be overwritten that only the older checkpoint needs
-        if self.residuals is not None:
-            self.residuals.pin()
+        paths = self.directory.checkpoint, self.directory.previous
+        save_checkpoint(*paths, self.t, self.server, tensors, facts, self.parts)
+        self.store.pin()  # only now may slots be overwritten that only the older checkpoints need
         self._saved = time.monotonic()
         self._seconds_to_write = self._saved - now
 
-    def _restore(self, path: Path) -> None:
+    def _restore(self, saved: Checkpoint, history: list[dict[str, Any]]) -> None:
         """Goes back to the state of a checkpoint, after a check that it belongs to this run."""
-        self.t, tensors, facts = load_checkpoint(path)
-        self.history = facts["history"]
-        if self.attendance is not None:
-            self.attendance.replay(self.history)
+        self.t, tensors, facts, self.history = saved.t, saved.tensors, saved.facts, history
         then = facts["identity"]
         left_to_method = [name for name, value in dataclasses.asdict(self.given).items() if value is None]  # type: ignore[call-overload]
         # A checkpoint of an older version may lack hyper-parameters that the method has now: they had their defaults.
@@ -435,12 +412,12 @@ class Trainer:
             raise ValueError(f"resume: the checkpoint is at round {self.t}, beyond rounds = {self.settings.rounds}")
         self.server = server_from(tensors, self.server, self.model.device)
         self.buffers = to_device(tensors["buffers"], self.buffers.device)
-        self.store.restore(tensors)
-        if self.residuals is not None:
-            named = [name for name in tensors if name.startswith("residuals ")]
-            self.residuals.restore({name.removeprefix("residuals "): tensors[name] for name in named})
-        if self.channel is not None:
-            self.channel.restore(facts["channel"])
+        self.store.restore(tensors)  # raises if a record is damaged; then this is called again with an older checkpoint
+        if self.attendance is not None:
+            self.attendance.replay(self.history)
+        for name, part in self.parts.items():
+            if name in saved.parts:
+                part.restore(saved.parts[name])
         self.warmed_up, self.warmup_columns = True, facts["warmup"]
         if self.engine.name == "auto":
             self.engine.name, self.engine.why = facts["engine"], facts["why"]

@@ -21,6 +21,7 @@ from fedkeel.core.flat import Layers
 from fedkeel.core.records import trial_upload
 from fedkeel.core.round import Round
 from fedkeel.core.steps import OneClient
+from fedkeel.data.dataset_pool import CHUNK
 from fedkeel.engine.client_work import ClientWork
 from fedkeel.engine.evaluation import at_a_time, evaluating, scores
 from fedkeel.engine.state.store import Store
@@ -64,7 +65,8 @@ def train_set(inputs: MetricInputs) -> dict[str, float]:
     fed, objective = inputs.work.fed, inputs.work.objective
     rows = np.arange(int(fed.offsets[-1])) if fed.order is None else fed.order
     objective.model.bind(inputs.new.x)
-    batches = np.split(rows, range(at_a_time(fed.x), len(rows), at_a_time(fed.x)))
+    most = at_a_time(fed.x) if isinstance(fed.x, Tensor) else CHUNK
+    batches = np.split(rows, range(most, len(rows), most))
     loss, accuracy = scores(objective.model.module, objective.loss, (inputs.work.cast(*fed.take_rows(z)) for z in batches))
     decay = 0.5 * objective.weight_decay * float(inputs.new.x.double().square().sum())
     found = {"train_set_loss": loss} | ({"objective": loss + decay} if objective.weight_decay else {})

@@ -280,10 +280,8 @@ def from_text(text: str | None) -> Participation:
 class Schedule:
     """The cohorts of a run."""
 
-    def __init__(
-        self, kind: Participation, seed: int, S: int, fed: Federation, lists: Sequence[Sequence[int]] | None = None
-    ) -> None:
-        """S: the cohort, a count.  lists: the clients of every round, if the user gave them."""
+    def __init__(self, kind: Participation, seed: int, S: int, fed: Federation, lists: Sequence[Any] | None = None) -> None:
+        """S: the cohort, a count.  lists: the clients of every round, or their number, if the user gave them."""
         N = len(fed)
         if isinstance(kind, Bernoulli) and kind.p is None:
             kind = Bernoulli(p=S / N)
@@ -296,7 +294,10 @@ class Schedule:
     def participants(self, t: int, time: float | None = None) -> list[int]:
         """The clients of round t, in increasing order. time: virtual seconds, if the run has a clock."""
         if self.lists is not None:
-            return sorted(int(i) for i in self.lists[t])
+            now = self.lists[t]
+            if isinstance(now, Sequence):
+                return sorted(int(i) for i in now)
+            return self.draw(t, now if isinstance(now, int) else max(1, round(now * self.N)), time)
         return self.draw(t, self.S, time)
 
     def draw(self, t: int, n: int, time: float | None = None, busy: Collection[int] = (), turn: int = 0) -> list[int]:

@@ -27,12 +27,16 @@ def batch_order(rng: np.random.Generator, n: int, K: int, batch: int) -> tuple[n
 
     Returns the sample numbers of all batches in a row, and the size of each batch.
     """
-    per_epoch = -(-n // batch)
-    epochs = -(-K // per_epoch)
+    epochs = -(-K // -(-n // batch))
     order = np.concatenate([rng.permutation(n) for _ in range(epochs)]) if epochs > 1 else rng.permutation(n)
-    sizes = ([batch] * (n // batch) + ([n % batch] if n % batch else [])) * epochs
-    sizes = sizes[:K]
+    sizes = batch_sizes(n, K, batch)
     return order[: sum(sizes)], sizes
+
+
+def batch_sizes(n: int, K: int, batch: int) -> list[int]:
+    """The sizes of K mini-batches from n samples. The last one of each pass over the data may be short."""
+    epochs = -(-K // -(-n // batch))
+    return (([batch] * (n // batch) + ([n % batch] if n % batch else [])) * epochs)[:K]
 
 
 def method_seed(seed: int, t: int, client: int) -> int:

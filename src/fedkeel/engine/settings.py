@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class Settings:
     """How a run is trained. Every value is checked when the object is made."""
 
     rounds: int = setting(100, "Rounds of communication.", group="Training", example=200, least=1)
-    cohort: int | float | Sequence[Sequence[int]] = setting(
+    cohort: int | float | Sequence[Sequence[int]] | Callable[[int], Any] = setting(  # noqa: RUF009
         10,
         "Clients of a round: a count (10) or a fraction (0.1).",
         group="Training",
@@ -218,6 +218,8 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
+        if callable(self.cohort):
+            object.__setattr__(self, "cohort", _cohorts_of(self.cohort, self.rounds))
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError(
                 f"local_steps = {self.local_steps} is not allowed beside local_epochs = {self.local_epochs}; "
@@ -300,6 +302,10 @@ class Settings:
             if len(S) < self.rounds:
                 raise ValueError(f"cohort: the list has {len(S)} rounds, the run {self.rounds}")
             for t, ids in enumerate(S):
+                if isinstance(ids, int | float):
+                    if not (1 <= ids <= N if isinstance(ids, int) else 0 < ids <= 1):
+                        raise ValueError(f"cohort: round {t} has {ids!r}; it must be from 1 to {N}, or a fraction up to 1.0")
+                    continue
                 if not len(ids) or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= N:
                     raise ValueError(f"cohort: round {t} must name different clients from 0 to {N - 1}, not {list(ids)}")
         if self.participation is not None and isinstance(S, Sequence):
@@ -321,19 +327,17 @@ class Settings:
 
     def largest_cohort(self, N: int) -> int:
         if isinstance(self.cohort, Sequence):
-            return max(len(ids) for ids in self.cohort[: self.rounds])
+            return max(_cohort_size(one, N) for one in self.cohort[: self.rounds])
         return self.cohort_size(N) if self.presence.limited else N
 
     def smallest_cohort(self, N: int) -> int:
         if isinstance(self.cohort, Sequence):
-            return min(len(ids) for ids in self.cohort[: self.rounds])
+            return min(_cohort_size(one, N) for one in self.cohort[: self.rounds])
         return self.presence.fewest(N, self.cohort_size(N))
 
     def cohort_size(self, N: int) -> int:
         """The cohort as a count. For lists of clients: the longest."""
-        if isinstance(self.cohort, Sequence):
-            return self.largest_cohort(N)
-        return self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * N))
+        return self.largest_cohort(N) if isinstance(self.cohort, Sequence) else _cohort_size(self.cohort, N)
 
     @property
     def presence(self) -> Participation:
@@ -413,15 +417,41 @@ def _batch_size(field: dataclasses.Field[Any], value: Any) -> int | str:
     return value
 
 
-def _cohort(value: Any) -> int | float | list[list[int]]:
-    """A cohort in Python's own numbers and lists."""
+def _cohort_size(cohort: Any, N: int) -> int:
+    """The number of clients of a round: its ids, a count, or a fraction."""
+    if isinstance(cohort, Sequence):
+        return len(cohort)
+    return cohort if isinstance(cohort, int) else max(1, round(cohort * N))
+
+
+def _cohorts_of(function: Callable[[int], Any], rounds: int) -> list[Any]:
+    """What the user's function returns for every round: client ids, a count or a fraction."""
+    found: list[Any] = []
+    for t in range(rounds):
+        value = python_number(function(t))
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found.append(value)
+            continue
+        try:
+            found.append([operator.index(i) for i in value])
+        except TypeError:
+            what = f"{value!r} for round {t}"
+            raise ValueError(f"cohort: the function returned {what}; it must be client ids, a count or a fraction") from None
+    return found
+
+
+def _cohort(value: Any) -> Any:
+    """A cohort in Python's own numbers and lists, or the user's function."""
     value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if callable(value) or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     try:
         return [[operator.index(i) for i in ids] for ids in value]
     except TypeError:
-        raise refuse("cohort", value, "a count (10), a fraction (0.1) or a list of client ids per round") from None
+        raise refuse(
+            "cohort", value, "a count (10), a fraction (0.1), a list of client ids per round, or a function of the round"
+        ) from None
 
 
 def alike(key: str, then: Any, now: Any) -> bool:

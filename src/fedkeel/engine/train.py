@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,9 @@ from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.core.device import named_devices
 from fedkeel.core.flat import FlatModel, copy_of, set_memory_format
 from fedkeel.core.steps import Loss, check_one_number
-from fedkeel.data.federation import Federation
+from fedkeel.data.dataset_pool import DatasetPool, kind_of
+from fedkeel.data.federation import Federation, misplaced
+from fedkeel.data.tokens import as_model_reads
 from fedkeel.engine.evaluation import evaluating
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
@@ -24,6 +28,7 @@ from fedkeel.engine.participation import Participation
 from fedkeel.engine.result import Run
 from fedkeel.engine.runners.runner import EngineChoice, Remote
 from fedkeel.engine.settings import Settings, check_loss, check_out, check_store
+from fedkeel.engine.state.directory import RunDirectory
 from fedkeel.errors import describe, refuse
 
 Progress = bool | Callable[[dict[str, Any]], None]  # a bar on the screen, or a function that gets every row of the history
@@ -100,7 +105,7 @@ def train(
     algorithm: str | Algorithm,
     *,
     rounds: int = Settings.rounds,
-    cohort: int | float | Sequence[Sequence[int]] = Settings.cohort,
+    cohort: int | float | Sequence[Sequence[int]] | Callable[[int], Any] = Settings.cohort,
     participation: str | Participation | None = Settings.participation,
     local_steps: int | None = Settings.local_steps,
     local_epochs: int | None = Settings.local_epochs,
@@ -138,7 +143,8 @@ def train(
 
     The defaults are those of the command line: 100 rounds of 10 clients, 10 local steps with 20 samples each.
 
-    cohort: the clients of a round: a count, a fraction (float), or the client ids of every round.
+    cohort: the clients of a round: a count, a fraction (float), the client ids of every round, or a function of the round t
+        that returns client ids, a count or a fraction.
     participation: who is there, e.g. fedkeel.participation("markov", on=0.2, off=0.1); see docs/participation.md.
     local_steps: mini-batch steps of a client in a round.
     local_epochs: passes of a client over its data in a round. If you give local_steps too, local_steps is used.
@@ -163,11 +169,11 @@ def train(
     config: what `out` records as the run's config; by default these settings.
     remote: clients on other machines; then `fed` holds their sizes and the test data only (fedkeel.deploy).
 
-    >>> fed = load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
-    >>> run = train(lambda: mlp(64, 10), fed, "fedlada", rounds=100, cohort=10)
+    >>> fed = fk.load("digits").split("dirichlet_per_class", clients=100, concentration=0.1)
+    >>> run = fk.train(fk.model("mlp", fed), fed, "fedlada", rounds=100, cohort=10)
     """
     if not isinstance(fed, Federation):
-        raise ValueError(f"fed: expected a Federation (see Federation.from_arrays), not {type(fed).__name__}")
+        raise ValueError(f"fed: expected a Federation, not {kind_of(fed)}{misplaced(fed) or '; see Federation.from_arrays'}")
     settings = Settings(
         rounds=rounds,
         cohort=cohort,
@@ -236,6 +242,7 @@ def train_checked(
     devices = named_devices(settings.devices)
     device = str(devices[0]) if devices else settings.device
     flat = make_flat(model, settings.seed, device, dtype, algo.facts.private, settings.memory_format)
+    fed = as_model_reads(flat.module, fed)
     if algo.facts.needs:
         from fedkeel.core.features import check_inside
 
@@ -247,31 +254,39 @@ def train_checked(
     ray = {"address": settings.ray_address, "device": settings.device}
     runner = EngineChoice(settings.engine, settings.workers, settings.timeout, ray, remote, devices)
     goal = objective(flat, loss, settings.weight_decay, settings.clip, settings.precision)
-    folder = Path(out) if out else None
-    trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, resume, store, config, settings.metrics)
-    if callable(progress):
-        return trainer.fit(progress)
-    if not progress:
-        return trainer.fit(lambda row: None)
-    from fedkeel.engine.progress import RoundBar
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(RunDirectory(Path(out), resume)) if out else None
+        trainer = Trainer(flat, fed, algo, settings, goal, runner, folder, store, config, settings.metrics)
+        if callable(progress):
+            return trainer.fit(progress)
+        if not progress:
+            return trainer.fit(lambda row: None)
+        from fedkeel.engine.progress import RoundBar
 
-    with RoundBar(algo.name, settings.rounds) as bar:
-        return trainer.fit(bar)
+        return trainer.fit(stack.enter_context(RoundBar(algo.name, settings.rounds)))
 
 
 # Do model, data and loss fit together? -----------------------------------------------------------------------------
 
 
-def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], loss: Loss | None, where: str = "") -> None:
+def check_fit(model: FlatModel, fed: Federation, data: tuple[Any, Any], loss: Loss | None, where: str = "") -> None:
     """Raises if the model does not take the data, or has no output for some label. With a loss of the user's: raises if the
     loss does not take output and target. where: the start of the message."""
-    labels = data[1]
-    x, y = model.cast(data[0][:2], fed.prepare), labels[:2].to(model.device)
+    if isinstance(data[0], DatasetPool):
+        x, labels = data[0].batch(np.arange(min(2, len(data[0]))))
+        if not isinstance(labels, Tensor):
+            raise ValueError(
+                f"{where}data: a batch is a {kind_of(x)}, not a pair (x, y); pass step=, or a collate= that makes pairs"
+            )
+        x, y = model.cast_nested(x), labels.to(model.device)
+    else:
+        labels = data[1]
+        x, y = model.cast(data[0][:2], fed.prepare), labels[:2].to(model.device)
     try:
         with torch.enable_grad(), evaluating(model.module):  # in training mode, BatchNorm may refuse so few samples
             output = model.module(x)
     except Exception as error:
-        raise ValueError(f"{where}model: it does not take samples of shape {list(x.shape[1:])}: {error}") from error
+        raise _does_not_take(model, x, where, error) from error
     if loss is not None:
         return _check_loss(loss, output, model.cast(y), where)
     if labels.is_floating_point():
@@ -288,6 +303,21 @@ def check_fit(model: FlatModel, fed: Federation, data: tuple[Tensor, Tensor], lo
         raise ValueError(
             f"{where}labels: their shape {list(y.shape[1:])} per sample does not fit the output {list(output.shape[1:])}"
         )
+
+
+def _does_not_take(model: FlatModel, x: Any, where: str, error: Exception) -> ValueError:
+    """The error for a model that fails on two samples."""
+    if not isinstance(x, Tensor):
+        return ValueError(f"{where}model: it does not take inputs that are a {kind_of(x)}: {describe(error)}")
+    if not x.is_floating_point():
+        with contextlib.suppress(Exception), torch.no_grad(), evaluating(model.module):
+            model.module(x.to(model.dtype))
+            kind = str(x.dtype).removeprefix("torch.")
+            return ValueError(
+                f"{where}x: the inputs are whole numbers ({kind}), but the model needs floating-point numbers; pass "
+                "x.float() or x.astype('float32')"
+            )
+    return ValueError(f"{where}model: it does not take samples of shape {list(x.shape[1:])}: {error}")
 
 
 def _check_loss(loss: Loss, output: Any, target: Tensor, where: str) -> None:

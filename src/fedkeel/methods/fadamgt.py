@@ -13,7 +13,7 @@ from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.adam import Adam
-from fedkeel.rules.tracking import check_part, count, pick
+from fedkeel.rules.tracking import check_part, count, pick, track
 
 
 class Server(NamedTuple):
@@ -52,7 +52,8 @@ class FAdamGT(Algorithm):
     of the global loss is its fixed point. With `tracking` fewer than all clients of a round send dy, at little loss.
 
     Differs from the paper: v_hat restarts at the stored v, because Algorithm 1 does not say (`persist_vhat` keeps it). The
-    server adds the change of y_i, as line 29 has it. Line 27 subtracts something else.
+    server adds the change of y_i, as line 29 has it. Line 27 subtracts something else. In a run with `clip`, y_i is the mean
+    of the clipped directions without their correction, as in SCAFFOLD.
     """
 
     lr: float = hp(1e-3, "eta_l, local step size", above=0)
@@ -86,9 +87,8 @@ class FAdamGT(Algorithm):
             moments.v_hat = steps.copy(mem.v_hat)
         y_new = steps.zeros()
         for grad in steps:
-            g = grad(w)
-            y_new.add_(g, alpha=1 / steps.K)  # line 22
-            moments.descend(w, steps.clip(g.add_(correction)), self.lr, self.eps)  # lines 12-18
+            g_hat = track(y_new, grad(w), correction, steps)  # lines 12, 22
+            moments.descend(w, g_hat, self.lr, self.eps)  # lines 13-18
         dy = y_new.sub_(mem.y).mul_(steps.drawn.tracks)
         v_hat = moments.v_hat if self.persist_vhat else mem.v_hat
         # y_i moves by the dy that the server adds, so y stays the mean of all y_i.

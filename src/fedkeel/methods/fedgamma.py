@@ -11,7 +11,7 @@ from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.sam import sam_gradient
-from fedkeel.rules.tracking import next_control_variate
+from fedkeel.rules.tracking import track
 
 
 class Server(NamedTuple):
@@ -64,10 +64,7 @@ class FedGAMMA(Algorithm):
         drift = down.c - mem.c
         c_new = steps.zeros()
         for grad in steps:
-            g = sam_gradient(grad, w, self.rho)
-            c_new.add_(g, alpha=1 / steps.K)
-            w.sub_(steps.clip(g.add_(drift)), alpha=self.lr)
-        c_new = next_control_variate(c_new, down.x, w, drift, self.lr, steps)
+            w.sub_(track(c_new, sam_gradient(grad, w, self.rho), drift, steps), alpha=self.lr)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -11,6 +11,7 @@ from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.adam import Adam
+from fedkeel.rules.tracking import track
 
 
 class Server(NamedTuple):
@@ -47,7 +48,7 @@ class FedITAdamGT(Algorithm):
     tasks, with twice the floats of FedIT-Adam. All participants track (Y = S), because adapters are small.
 
     Differs from the paper: v_hat restarts at the stored v (the listing leaves it open), and the server adds y_i's change
-    (line 29; line 27 prints another difference). Default step sizes: those for 20 Newsgroups.
+    (line 29; line 27 prints another difference). With `clip`, y_i is FAdamGT's. Default step sizes: those for 20 Newsgroups.
     """
 
     lr: float = hp(5e-3, "eta_l, local step size", above=0, grid=(5e-3, 1e-3, 1e-4, 3e-5))
@@ -66,9 +67,8 @@ class FedITAdamGT(Algorithm):
         moments = Adam.start(steps, v=mem.v, beta1=self.beta1, beta2=self.beta2)
         y_new = steps.zeros()
         for grad in steps:
-            g = grad(w)
-            y_new.add_(g, alpha=1 / steps.K)  # line 22
-            moments.descend(w, steps.clip(g.add_(drift)), self.lr, self.eps)  # lines 12-18
+            g_hat = track(y_new, grad(w), drift, steps)  # lines 12, 22
+            moments.descend(w, g_hat, self.lr, self.eps)  # lines 13-18
         return Up(dx=w - down.x, dy=y_new - mem.y), Client(y=y_new, v=moments.v)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -10,7 +10,7 @@ from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
-from fedkeel.rules.tracking import next_control_variate
+from fedkeel.rules.tracking import track
 
 
 class Server(NamedTuple):
@@ -45,8 +45,8 @@ class Scaffold(Algorithm):
     old and make it slow.
 
     Differs from the paper: option II is computed as the mean of the local gradients, not from the displacement. Both are
-    the same number, but the displacement loses digits in float32. In a run with `clip` they differ, and the displacement
-    is used, as in the paper: it keeps c_i as short as the clipped steps are.
+    the same number, but the displacement loses digits in float32. In a run with `clip`, the mean is that of the clipped
+    directions without their correction, which is the paper's displacement again. So c_i stays bounded.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))
@@ -61,13 +61,9 @@ class Scaffold(Algorithm):
         correction = down.c - mem.c
         c_new = steps.zeros()
         for grad in steps:
-            g = grad(w)
-            c_new.add_(g, alpha=1 / steps.K)
-            w.sub_(steps.clip(g.add_(correction)), alpha=self.lr)
+            w.sub_(track(c_new, grad(w), correction, steps), alpha=self.lr)
         if self.option == "I":
             c_new = steps.full_grad(down.x)
-        else:
-            c_new = next_control_variate(c_new, down.x, w, correction, self.lr, steps)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -10,7 +10,7 @@ from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
-from fedkeel.rules.tracking import next_control_variate
+from fedkeel.rules.tracking import track
 
 
 class Server(NamedTuple):
@@ -60,10 +60,7 @@ class ScaffoldAlpha(Algorithm):
         drift = self.alpha * (down.c - mem.c)
         c_new = steps.zeros()
         for grad in steps:
-            g = grad(w)
-            c_new.add_(g, alpha=1 / steps.K)
-            w.sub_(steps.clip(g.add_(drift)), alpha=self.lr)
-        c_new = next_control_variate(c_new, down.x, w, drift, self.lr, steps)
+            w.sub_(track(c_new, grad(w), drift, steps), alpha=self.lr)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -22,16 +22,18 @@ def mean_gradient(x: Tensor, steps: Steps, record: Callable[[Tensor], R]) -> tup
     return record(c), record(c)
 
 
-def next_control_variate(mean: Tensor, x: Tensor, w: Tensor, correction: Tensor, lr: float, steps: Steps) -> Tensor:
-    """The mean direction of a client's steps from x to w, minus the correction that each of them contained.
+def track(mean: Tensor, g: Tensor, correction: Tensor, steps: Steps) -> Tensor:
+    """Adds g / K to the mean of a round's gradients, in place -> the direction of this step, clip(g + correction).
 
-    mean: the mean of the client's gradients. It is the same number if nothing is clipped, and keeps digits that the
-    displacement loses in float32. If directions are clipped, gradients may be much longer than the steps, and control
-    variates made of them grow without bound. So the displacement decides then, as in SCAFFOLD's listing.
+    In a run with `clip`, the direction without its correction is added instead of g. Then the mean is what SCAFFOLD's
+    listing computes from the displacement. It stays bounded, while raw gradients may be much longer than the steps.
     """
     if steps.objective.clip is None:
-        return mean
-    return (x - w) / (lr * steps.K) - correction
+        mean.add_(g, alpha=1 / steps.K)
+        return g.add_(correction)
+    u = steps.clip(g.add_(correction))
+    mean.add_(u - correction, alpha=1 / steps.K)
+    return u
 
 
 def pick(rng: np.random.Generator, S: int, wanted: float | None) -> np.ndarray:

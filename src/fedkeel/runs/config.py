@@ -37,7 +37,57 @@ class RunConfig(Settings):
     """
 
     data: str = setting(
-        "digits", "Data set; `fedkeel datasets` lists them.", group="Data", example="digits", allowed="a name"
+        "digits",
+        "Data set; `fedkeel datasets` lists them. Or your own data: FILE.csv, a folder with one folder of pictures per "
+        "class, hub:NAME of the Hugging Face hub, or package.module:function, which returns a Dataset or a Federation.",
+        group="Data",
+        example="own/patients.csv",
+        allowed="a name",
+    )
+    label: str | None = setting(
+        None,
+        "Own tables and hub:NAME: the column of classes (default: the last column of a table, label on the hub).",
+        group="Data",
+        example="outcome",
+        allowed="the name of a column",
+    )
+    key: str | None = setting(
+        None,
+        "The owner of a sample, for --split by_key. Tables and hub:NAME: a column. Folders: a regular expression that is "
+        "searched in the path of a picture.",
+        group="Data",
+        example="hospital",
+        allowed="the name of a column, or a regular expression",
+    )
+    schema: str | None = setting(
+        None,
+        "Own tables and folders: read them as another run did: same class numbers, columns, means and deviations.",
+        group="Data",
+        example="runs/patients",
+        allowed="the directory of a run, or a JSON file",
+    )
+    separator: str | None = setting(
+        None,
+        "Own tables: the character between cells (default: comma, semicolon, tab or |, as the heading shows).",
+        group="Data",
+        example=";",
+        allowed="one character",
+    )
+    missing: str | None = setting(
+        None,
+        "Own tables: what takes the place of missing numbers (default: they are refused).",
+        group="Data",
+        example="mean",
+        choices=("mean", "median", "refuse"),
+    )
+    regression: bool | None = setting(
+        None,
+        "Own tables: true predicts the numbers of the label column, false takes them as classes.",
+        group="Data",
+        example=True,
+    )
+    image_size: int | None = setting(
+        None, "Own folders: scales all pictures to this many pixels per side.", group="Data", example=64, least=1
     )
     data_dir: str | None = setting(
         None,
@@ -193,6 +243,7 @@ class RunConfig(Settings):
 SETTINGS: dict[str, dataclasses.Field[Any]] = {
     one.name: one for one in sorted(dataclasses.fields(RunConfig), key=lambda one: one.name in Settings.__dataclass_fields__)
 }
+OWN_DATA = ("label", "key", "schema", "separator", "missing", "regression", "image_size")  # how own data are read
 # The options of splits and of pretrained models, with the values that `resolve` fills in.
 SPLIT_OPTIONS, LORA_OPTIONS = (
     {name: SETTINGS[name].metadata["filled"] for name in names}

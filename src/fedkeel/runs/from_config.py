@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.runs.config import PRETRAINED, PYTHON, SPLIT_OPTIONS, RunConfig, resolve, with_lora_defaults
+from fedkeel.errors import refuse
+from fedkeel.runs.config import OWN_DATA, PRETRAINED, PYTHON, SPLIT_OPTIONS, RunConfig, resolve, with_lora_defaults
 from fedkeel.runs.saved_config import saved_config
 
 if TYPE_CHECKING:
@@ -16,14 +17,29 @@ if TYPE_CHECKING:
     from fedkeel.engine.result import Run
 
 
-def federation(config: RunConfig, data: Dataset | None = None) -> Federation:
-    """The clients of a run and their data. data: the data set that the config names, if it is loaded already."""
-    from fedkeel.data.load import load
+def load_data(config: RunConfig) -> Dataset | Federation:
+    """The data that a config names, before they are split. A user's function may return them split."""
+    from fedkeel.data.load import HUB, load_any
+
+    given = {name: getattr(config, name) for name in OWN_DATA if getattr(config, name) is not None}
+    renamed = {"image_size": "size"} | ({"label": "y"} if config.data.startswith(HUB) else {})
+    return load_any(
+        config.data, config.data_dir, config.augment, **{renamed.get(name, name): value for name, value in given.items()}
+    )
+
+
+def federation(config: RunConfig, data: Dataset | Federation | None = None) -> Federation:
+    """The clients of a run and their data. data: the data that the config names, if they are loaded already."""
+    from fedkeel.data.federation import Federation
 
     if config.data.startswith(PYTHON):
         raise ValueError(f"data: {config.data!r} was a Python object; go on with the Python code that made it")
     options = {key: getattr(config, key) for key in SPLIT_OPTIONS if getattr(config, key) is not None}
-    data = data or load(config.data, config.data_dir, config.augment)
+    data = data or load_data(config)
+    if isinstance(data, Federation):
+        if len(data) != config.clients:
+            raise refuse("clients", config.clients, f"{len(data)}, as many as {config.data} returns")
+        return data
     return data.split(config.split, clients=config.clients, seed=config.split_seed, **options)
 
 
@@ -38,43 +54,20 @@ def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[],
 
 
 def _parts(config: RunConfig, fed: Federation | None) -> tuple[Callable[[], nn.Module], Federation]:
-    fed = _readable(config, fed or federation(config))
-    return _maker(config, fed), fed
-
-
-def _readable(config: RunConfig, fed: Federation) -> Federation:
-    """The federation with token ids instead of texts."""
-    from torch import Tensor
-
-    tokenizer: Any = None
-    if config.model.startswith(PRETRAINED):
-        from fedkeel.models.pretrained.backbone import load_tokenizer, need_extra
-
-        need_extra()
-        tokenizer = load_tokenizer(config.model.removeprefix(PRETRAINED))
-    if not isinstance(fed.x, Tensor):
-        from fedkeel.data.tokens import WordTokenizer, tokenised
-
-        return tokenised(fed, tokenizer or WordTokenizer(fed.x), config.length)
-    if tokenizer and fed.vocabulary != tokenizer.vocabulary:
-        raise ValueError(f"model: {config.model!r} reads texts, but the data {config.data!r} are not texts")
-    return fed
-
-
-def _maker(config: RunConfig, fed: Federation) -> Callable[[], nn.Module]:
-    from fedkeel.models import make_model
+    from fedkeel.runs.named_model import named_model
 
     if config.model.startswith(PYTHON):
         raise ValueError(f"model: {config.model!r} was a Python object; go on with the Python code that made it")
-    shape, classes, vocabulary = fed.shape, fed.classes or int(fed.y.max()) + 1, fed.vocabulary
-    if not config.model.startswith(PRETRAINED):
-        return lambda: make_model(config.model, shape, classes, vocabulary)
-    from fedkeel.models.pretrained.classifier import Lora, classifier
+    fed, adapters = fed or federation(config), None
+    if config.model.startswith(PRETRAINED):
+        from fedkeel.models.pretrained.backbone import need_extra
 
-    config = with_lora_defaults(config)
-    lora = Lora(config.lora_rank, config.lora_alpha, config.lora_targets, config.lora_layers)  # type: ignore[arg-type]
-    texts = [fed.x] + ([] if fed.test is None else [fed.test[0]])
-    return classifier(config.model.removeprefix(PRETRAINED), classes, lora, texts)
+        need_extra()
+        from fedkeel.models.pretrained.classifier import Lora
+
+        config = with_lora_defaults(config)
+        adapters = Lora(config.lora_rank, config.lora_alpha, config.lora_targets, config.lora_layers)  # type: ignore[arg-type]
+    return named_model(config.model, fed, config.length, adapters=adapters)
 
 
 def train(
@@ -92,6 +85,8 @@ def train(
 
     model: a Python object in place of the named model. Then keywords are further arguments of `fk.train`, such as loss.
     """
+    from torch.nn.functional import mse_loss
+
     from fedkeel.engine.settings import check_out
     from fedkeel.engine.state import directory
     from fedkeel.engine.train import seeded, train_checked
@@ -111,7 +106,8 @@ def train(
     made = seeded(make, config.seed)
     if out is not None and fresh:
         directory.clear(Path(out))
-    return train_checked(made, fed, config.method, config, config.as_dict(), out=out, resume=resume, progress=progress)
+    loss = mse_loss if fed.y is not None and fed.y.is_floating_point() else None  # numbers are predicted, not classes
+    return train_checked(made, fed, config.method, config, config.as_dict(), loss, out=out, resume=resume, progress=progress)
 
 
 def continues(shorter: RunConfig, longer: RunConfig) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.engine.settings import alike
-from fedkeel.engine.state.directory import HOW
+from fedkeel.engine.state.directory import HOW, check_config
 from fedkeel.files import read_toml
 from fedkeel.runs.config import SETTINGS, RunConfig, default_of, read
 
@@ -20,6 +20,7 @@ def saved_config(path: str | Path) -> RunConfig:
     path = Path(path)
     if not (path / "config.toml").exists():
         raise ValueError(f"resume: {path} holds no run (there is no {path / 'config.toml'})")
+    check_config(path)
     return read(path / "config.toml")
 
 

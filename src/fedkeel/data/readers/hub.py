@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,10 +17,12 @@ from fedkeel.data.cache import cached
 from fedkeel.data.federation import Dataset
 from fedkeel.data.readers.pictures import channels_first
 from fedkeel.data.readers.text_arrays import text_arrays
+from fedkeel.data.schema import Schema
 from fedkeel.data.texts import PAIR
 from fedkeel.data.to_dataset import to_dataset
 from fedkeel.errors import nearest
 
+CLASS_NAMES = "class_names"  # the array that holds them, as JSON
 GUESSES = ("image", "img", "text", "sentence", "content", "question")  # columns that usually hold the inputs
 
 
@@ -45,7 +49,11 @@ def from_hub(
     short = name.rstrip("/").rpartition("/")[2] + (f"-{config}" if config else "")
     request = repr((name, config, x, y, key, train, test))
     arrays = cached(f"hub-{short}", request, place, lambda: _fetch(name, config, x, y, key, train, test))
-    return to_dataset(name, arrays)
+    data = to_dataset(name, arrays)
+    if CLASS_NAMES not in arrays:
+        return data
+    names = tuple(json.loads(arrays[CLASS_NAMES].tobytes()))
+    return dataclasses.replace(data, classes=len(names), schema=Schema(names, label=y))
 
 
 def _fetch(
@@ -73,6 +81,9 @@ def _fetch(
     arrays: Arrays = {} if owner is None else {"key": owner[rows[0]]}
     for prefix, part, mine in zip(("", "test_"), parts, rows, strict=True):
         arrays |= _part(prefix, part, mine, columns, y)
+    names = getattr((getattr(parts[0], "features", None) or {}).get(y), "names", None)
+    if names:
+        arrays[CLASS_NAMES] = np.frombuffer(json.dumps(names).encode(), dtype=np.uint8)
     return with_channel_statistics(arrays)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel.data.arrays import Arrays, held_out
-from fedkeel.data.readers.csv_table import Table, encoded
 from fedkeel.data.readers.file_contents import contents, lines, numpy_archive, reading
+from fedkeel.data.readers.table_columns import Table, encoded
 
 
 def adult(train: Path, test: Path) -> Arrays:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import time
 
+from torch import Tensor
+
 from fedkeel.core.torch_private import CONVOLUTIONS
 from fedkeel.engine.client_work import ClientWork, Exchange, Uploads
 from fedkeel.engine.machine import cores
@@ -95,7 +97,11 @@ def _may_run_at_once(work: ClientWork, S: int) -> bool:
     """Convolutions are slower for all clients at once. Large models take too much memory for all of them."""
     model = work.objective.model
     convolves = any(isinstance(part, CONVOLUTIONS) for part in model.module.modules())
-    return not convolves and S * sum(model.layers.sizes) * model.dtype.itemsize <= TRIAL_BYTES
+    return (
+        not convolves
+        and isinstance(work.fed.x, Tensor)
+        and S * sum(model.layers.sizes) * model.dtype.itemsize <= TRIAL_BYTES
+    )
 
 
 def _alike(a: float, b: float) -> bool:

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from fedkeel.data.cache import folder
 from fedkeel.engine.client_work import ClientWork, Exchange
 from fedkeel.engine.machine import cores, made_with
@@ -32,7 +34,8 @@ class Measured(NamedTuple):
 def key_of(work: ClientWork, exchange: Exchange) -> str:
     """A hash of the machine and of everything that the cost of a round depends on."""
     model, fed = work.objective.model, work.fed
-    samples = [(list(z.shape[1:]), str(z.dtype)) for z in (fed.x, fed.y)]
+    tensors = [z for z in (fed.x, fed.y) if isinstance(z, Tensor)]  # samples of data sets have unknown shapes
+    samples = [(list(z.shape[1:]), str(z.dtype)) for z in tensors]
     shape = (repr(model.module), model.layers.sizes, str(model.dtype), str(model.device), samples)
     cost = (
         work.algo.name,

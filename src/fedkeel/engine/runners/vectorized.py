@@ -16,6 +16,7 @@ from fedkeel.core.many_clients import ManyClients, ManyOracle
 from fedkeel.core.records import check_finite
 from fedkeel.core.steps import at_once
 from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
+from fedkeel.data.dataset_pool import DatasetPool
 from fedkeel.engine import seeding
 from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.state.store import Store
@@ -29,6 +30,8 @@ class Vectorized:
     def __init__(self, work: ClientWork, store: Store, compiled: bool = False) -> None:
         model = work.objective.model
         reason = "its normalisation layers stay with the clients" if model.private else cannot_vectorize(model.module)
+        if isinstance(work.fed.x, DatasetPool):
+            reason = "data sets are read one batch at a time"
         if work.objective.precision is not None:
             reason = f"with precision = {work.objective.precision!r} it would round differently"
         if reason:

@@ -4,8 +4,10 @@ The store never overwrites a record. A new record goes to a free slot, and `comm
 slot becomes free as soon as no checkpoint needs it. So a client that fails keeps its old record, and a kill at any moment
 leaves everything that the last checkpoint points to.
 
-A file starts with random bytes, its name. The checkpoint holds the same name. So a resumed run notices if somebody has
-replaced the file.
+The last two checkpoints can be resumed, so the records of both stay.
+
+A file starts with random bytes, its name. The checkpoint holds the same name and a checksum of every record that it points
+to. So a resumed run notices if the file is damaged, or if somebody has replaced it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import shutil
 import sys
 import tempfile
 import weakref
+import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +27,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedkeel.errors import Damaged
 from fedkeel.files import guarded
 
 CHUNK = 64  # slots reserved on disk at a time. Writing to a mapped file on a full disk would kill the process
 CHUNK_BYTES = 1 << 24  # but no more than this if records are large
 NAME_BYTES = 16
+CHECKPOINTS = 2  # how many of them can be resumed
+OLDER = "store.older"  # in an index: slots that the checkpoint before it needs
 FILE = "clients.bin"
 ALIGN = 64  # bytes; torch aligns its own tensors in the same way
 
@@ -42,15 +49,16 @@ class Store:
         self.free: list[int] = []
         self.fresh = 0  # slots from this number on were never used
         self.reserved = 0  # slots below this number have room on the disk
-        self.pinned: set[int] = set()  # slots that the last checkpoint needs
-        self.waiting: list[int] = []  # old slots that become free with the next checkpoint
+        self.kept: deque[set[int]] = deque(maxlen=CHECKPOINTS)  # the slots that each of the last checkpoints needs
+        self.waiting: list[int] = []  # old slots that become free when no checkpoint needs them
+        self.sums: dict[int, int] = {}  # slot -> checksum of its bytes, of slots that a checkpoint points to
         self.path = path if initial is not None else None
         if initial is None:
             return
         self.layout = Layout(initial)
         self.size = max(self.layout.nbytes, ALIGN)
-        # Room for the live slots, for those of the last checkpoint, and for those that are being written.
-        self.nbytes = self._place(2 * seen + 2 * S + CHUNK)
+        # Room for the live slots, for those of the last checkpoints, and for those that are being written.
+        self.nbytes = self._place((1 + CHECKPOINTS) * seen + 2 * S + CHUNK)
         if path is None:
             self.memory = shared_block(self.nbytes)
         elif not path.exists():
@@ -107,25 +115,43 @@ class Store:
         for target, z in zip(self.slot_record(slot), record, strict=True):
             target.copy_(z)
 
+    @property
+    def pinned(self) -> set[int]:
+        """Slots that a checkpoint needs."""
+        return set().union(*self.kept)
+
     def commit(self, client: int, slot: int) -> None:
         """Makes the record in `slot` the client's record."""
         old = self.live.get(client)
         self.live[client] = slot
+        self.sums.pop(slot, None)  # of an older record in the same slot
         if old is not None:
-            (self.waiting if old in self.pinned else self.free).append(old)
+            (self.waiting if any(old in slots for slots in self.kept) else self.free).append(old)
 
     def discard(self, slot: int) -> None:
         """Frees a slot that was staged, but will not be committed."""
         self.free.append(slot)
 
     def index(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the store: clients, their slots, and the record of a new client."""
+        """What a checkpoint keeps of the store: clients, their slots, checksums, and the record of a new client."""
         live = torch.tensor(list(self.live.items()), dtype=torch.int64).reshape(-1, 2)
         index = {"store.clients": live[:, 0].contiguous(), "store.slots": live[:, 1].contiguous()}
         if self.path is not None:
             guarded(self.path, self.memory.flush)
             index["store.name"] = torch.frombuffer(bytearray(self.memory[:NAME_BYTES]), dtype=torch.uint8)
+            index["store.sums"] = torch.tensor([self._sum(slot) for slot in self.live.values()], dtype=torch.int64)
         return index | {f"store.initial.{name}": z.cpu() for name, z in self._first().items()}
+
+    def _sum(self, slot: int) -> int:
+        """The checksum of a slot. It is computed once: a record never changes after its commit."""
+        if slot not in self.sums:
+            self.sums[slot] = self._sum_now(slot)
+        return self.sums[slot]
+
+    def _sum_now(self, slot: int) -> int:
+        with memoryview(self.memory) as memory:
+            place = self._place(slot)
+            return zlib.crc32(memory[place : place + self.layout.nbytes])
 
     def _first(self) -> dict[str, Tensor]:
         """The fields of a new client's record. A checkpoint keeps them: the record may depend on the initial model, and a
@@ -133,32 +159,49 @@ class Store:
         return {} if self.initial is None else self.initial._asdict()
 
     def pin(self) -> None:
-        """Call this when the checkpoint with the present index is on disk. The slots of the one before become free."""
-        self.pinned = set(self.live.values())
-        self.free += self.waiting
-        self.waiting = []
+        """Call this when the checkpoint with the present index is on disk. Slots of the oldest one become free."""
+        self.kept.append(set(self.live.values()))
+        needed = self.pinned
+        self.free += [slot for slot in self.waiting if slot not in needed]
+        self.waiting = [slot for slot in self.waiting if slot in needed]
 
     def restore(self, index: dict[str, Tensor]) -> None:
-        """Goes back to the state of a checkpoint."""
+        """Goes back to the state of a checkpoint. Raises Damaged if its records are not there."""
         if first := {name: index.get(f"store.initial.{name}", z).to(z.device) for name, z in self._first().items()}:
             self.initial = type(self.initial)(**first)
         self.live = dict(zip(index["store.clients"].tolist(), index["store.slots"].tolist(), strict=True))
-        self.pinned = set(self.live.values())
-        self.fresh = max(self.pinned, default=-1) + 1
+        now = set(self.live.values())
+        older = set(index[OLDER].tolist()) if OLDER in index else set()
+        self.kept = deque([older, now], maxlen=CHECKPOINTS)
+        self.fresh = max(now | older, default=-1) + 1
         self.reserved = 0
-        self.free = sorted(set(range(self.fresh)) - self.pinned)
-        self.waiting = []
+        self.free = sorted(set(range(self.fresh)) - now - older)
+        self.waiting = sorted(older - now)
+        self.sums = {}
         if self.path is not None:
-            self._reopen(self.path, bytes(index["store.name"].tolist()))
+            self._reopen(self.path, bytes(index["store.name"].tolist()), max(now, default=-1) + 1)
+            if "store.sums" in index:  # version 0.1.0 had no checksums
+                self._check(self.path, index["store.sums"].tolist())
 
-    def _reopen(self, path: Path, name: bytes) -> None:
-        """Maps the file into memory, after a check that it has this name and holds all live slots."""
-        with guarded(path, lambda: open(path, "rb")) as file:
-            whole = os.fstat(file.fileno()).st_size >= self._place(self.fresh)
-            if file.read(NAME_BYTES) != name or not whole:
-                raise ValueError(
-                    f"resume: {path} is not the client memory of the checkpoint beside it (deleted, cut or of another run)"
-                )
+    def _check(self, path: Path, sums: list[int]) -> None:
+        """Raises Damaged if a live slot does not have its checksum."""
+        self.sums = dict(zip(self.live.values(), sums, strict=True))
+        bad = [client for client, slot in self.live.items() if self._sum_now(slot) != self.sums[slot]]
+        if bad:
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            raise Damaged(f"resume: {path} is damaged: the checksum of client {bad[0]}{more} is wrong")
+
+    def _reopen(self, path: Path, name: bytes, slots: int) -> None:
+        """Maps the file into memory, after a check that it has this name and at least this number of slots."""
+        try:
+            with open(path, "rb") as file:
+                fits = os.fstat(file.fileno()).st_size >= self._place(slots) and file.read(NAME_BYTES) == name
+        except OSError:
+            fits = False
+        if not fits:
+            raise Damaged(
+                f"resume: {path} is not the client memory of the checkpoint beside it (deleted, cut or of another run)"
+            )
         self.memory = guarded(path, lambda: self._map(path))
 
 

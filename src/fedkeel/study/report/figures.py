@@ -22,7 +22,7 @@ AGAINST = {  # -> label of the axis, word in the title
     "round": ("round", "rounds"),
     "floats": ("floats up and down per participating client", "communication"),
 }
-LOG = ("train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
+LOG = ("test_loss", "train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
 
 
 def line_styles(results: Mapping[str, Any]) -> dict[str, int]:

@@ -85,7 +85,13 @@ def _title(results: Mapping[str, Any]) -> str:
     task = results["task"]
     options = [f"{key} {task[key]}" for key in ("concentration", "per_client") if key in task]
     names = [str(task[key]) for key in ("data", "split") if key in task] + options
-    return ", ".join([*names, f"{task['clients']} clients"] if "clients" in task else names) or "Comparison"
+    return ", ".join([*names, f"{task['clients']} clients"] if "clients" in task else names) or ", ".join(_methods(results))
+
+
+def _methods(results: Mapping[str, Any]) -> list[str]:
+    """The names of the methods, the first few of many."""
+    names = list(dict.fromkeys(row["method"] for row in results["rows"]))
+    return names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more methods"]
 
 
 def _subtitle(results: Mapping[str, Any]) -> str:

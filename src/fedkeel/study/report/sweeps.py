@@ -8,11 +8,16 @@ from typing import Any
 
 from fedkeel.study.report.figure import Axis, Figure, Heat, Lines, Series, fit
 from fedkeel.study.report.table_text import seeds_note, target_text
-from fedkeel.study.results.numbers import failures, label_of
+from fedkeel.study.results.numbers import LOSSES, failures, label_of
 from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]
 SHOWN = ("final_accuracy", "best_accuracy")
+
+
+def _scores(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The scores that are drawn: accuracies, or test losses where there are no classes."""
+    return LOSSES if any(row.get(LOSSES[0]) is not None for row in rows) else SHOWN
 
 
 def sweeps(results: Mapping[str, Any], rows: Sequence[Row], case: str) -> list[Figure]:
@@ -22,7 +27,7 @@ def sweeps(results: Mapping[str, Any], rows: Sequence[Row], case: str) -> list[F
         return [_sweep_curve(results, rows, case, axis, values, metric) for metric in _swept(rows)]
     if len(axes) == 2:
         found: list[Figure] = []
-        for metric in SHOWN:
+        for metric in _scores(rows):
             found += _heat_maps([row for row in rows if len(row["axes"]) == 2], case, axes, metric)
             for axis, values in axes.items():  # methods that have only one of the two
                 mine = [row for row in rows if list(row["axes"]) == [axis]]
@@ -36,7 +41,7 @@ def _swept(rows: Sequence[Row]) -> list[str]:
     reached = [row for row in rows if row.get("rounds_to_target") is not None]
     counted = all(row.get("cost_to_target") is not None for row in reached)  # the paper's cost is known
     costs = ["rounds_to_target", "cost_to_target" if counted else "floats_to_target"]
-    return [*SHOWN, *(costs if reached else [])]
+    return [*_scores(rows), *(costs if reached else [])]
 
 
 def _sweep_curve(

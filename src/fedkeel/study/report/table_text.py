@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from fedkeel.study.results.numbers import ACCURACIES, COLUMNS, failures, label_of, target_name
+from fedkeel.study.results.numbers import ACCURACIES, COLUMNS, LOSSES, failures, label_of, target_name
 from fedkeel.wording import amount, value_text
 
 Row = Mapping[str, Any]
@@ -44,8 +44,12 @@ def failures_text(row: Row) -> str:
 
 def screen_row(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
     """A row of the summary on the screen. If not all seeds reached a target, it has `>rounds` and the share that did."""
-    shown = {"method": row["method"], "final accuracy": with_deviation(row, "final_accuracy", ".3f")}
-    shown["best accuracy"] = with_deviation(row, "best_accuracy", ".3f")
+    shown = {"method": row["method"]}
+    if row.get("final_test_loss") is not None:
+        shown |= {label_of(name): with_deviation(row, name, ".4g") for name in LOSSES}
+    else:
+        shown["final accuracy"] = with_deviation(row, "final_accuracy", ".3f")
+        shown["best accuracy"] = with_deviation(row, "best_accuracy", ".3f")
     for number, target in enumerate(targets):
         name = target_name(number)
         shown[f"rounds to {target_text(row, target)}"] = to_target_text(row, "rounds", name)
@@ -129,8 +133,9 @@ def table_rows(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     finals += ["dropped"] * any(row["dropped"] for row in rows)
     finals.sort(key=lambda key: COLUMNS.index(key) if key in COLUMNS else len(COLUMNS))
     targets, chosen, lines = sorted({z for row in rows for z in row["targets"]}), any(row["chosen"] for row in rows), []
+    accuracies = () if "final_test_loss" in keys and "final_accuracy" not in keys else ACCURACIES
     for row in rows:
-        found: dict[str, Cell] = {label_of(name): (with_deviation(row, name, ".4f"), row[name]) for name in ACCURACIES}
+        found: dict[str, Cell] = {label_of(name): (with_deviation(row, name, ".4f"), row[name]) for name in accuracies}
         for target in targets:
             found |= _to_target(row, target, keys)
         found |= {label_of(name): (with_deviation(row, name, ".4g"), row.get(name)) for name in finals}

@@ -84,6 +84,8 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
     if scores:
         found["last10_accuracy"] = statistics.fmean(measured(history[-LAST:], "test_accuracy") or scores[-1:])
         found["rounds_to_best"] = first_at(history, max(scores))
+    elif losses := measured(history, "test_loss"):  # regression, or another task without classes
+        found |= {"final_test_loss": losses[-1], "least_test_loss": min(losses)}
     for column in [key for key in history[-1] if key not in OTHER]:
         if isinstance(history[-1][column], int | float):
             found[f"final_{column}"] = history[-1][column]
@@ -185,14 +187,17 @@ def curves(outcomes: Sequence[Outcome]) -> Row:
     if not good:
         return {"round": [], "floats": [], "accuracy": {}}
     first = good[0].history
-    at = [t for t, row in enumerate(first) if row.get("test_accuracy") is not None] or [len(first) - 1]
+    at = [t for t, row in enumerate(first) if row.get("test_accuracy") is not None]
+    losses = [t for t, row in enumerate(first) if row.get("test_loss") is not None] if not at else []
+    at = at or losses or [len(first) - 1]
     sent = [floats_sent(outcome.history) for outcome in good]
     found: Row = {
         "round": [t + 1 for t in at],
         "floats": [statistics.fmean(one[t] for one in sent) for t in at],
         "accuracy": {str(outcome.seed): finite(outcome.accuracies) for outcome in good},
     }
-    for column in [key for key, value in first[at[-1]].items() if key not in OTHER and isinstance(value, int | float)]:
+    columns = [key for key, value in first[at[-1]].items() if key not in OTHER and isinstance(value, int | float)]
+    for column in ["test_loss"] * bool(losses) + columns:
         found[column] = {str(outcome.seed): finite([outcome.history[t].get(column) for t in at]) for outcome in good}
     return found
 
@@ -226,11 +231,19 @@ MEASURED = {
     "qp": ("final_qp_violated", "final_qp_turned", "final_qp_residual"),
 }
 ALWAYS = (*ACCURACIES, "rounds_to_best", "final_train_loss", "floats", "up", "dropped", "seconds", "memory_mb")
-COLUMNS = (*ALWAYS, "cost", "final_client_accuracy", *(column for columns in MEASURED.values() for column in columns))
+LOSSES = ("final_test_loss", "least_test_loss")  # in place of accuracies, for regression
+COLUMNS = (
+    *LOSSES,
+    *ALWAYS,
+    "cost",
+    "final_client_accuracy",
+    *(column for columns in MEASURED.values() for column in columns),
+)
 NAMES = {
     "last10_accuracy": "accuracy, mean of last 10 rounds",
     "accuracy": "test accuracy",
     "train_loss": "mean local training loss",
+    "least_test_loss": "best test loss",
     "train_set_loss": "loss on all training data",
     "train_accuracy": "accuracy on all training data",
     "client_accuracy": "accuracy with the clients' own layers",

@@ -99,7 +99,7 @@ def _train_on_node(values: dict[str, Any], mark: Path, fresh: bool) -> dict[str,
         return {}
     with tempfile.TemporaryDirectory(prefix="fedkeel-") as place:
         from_config.train(config, place, progress=False)
-        return {file: (Path(place) / file).read_bytes() for file in RESULTS}
+        return {file: (Path(place) / file).read_bytes() for file in RESULTS if (Path(place) / file).exists()}
 
 
 def _train_in_place(config: RunConfig, out: Path, fresh: bool) -> None:

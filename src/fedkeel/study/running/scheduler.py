@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import fedkeel.runs.from_config as from_config
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state import directory
-from fedkeel.files import claim, guarded
-from fedkeel.runs.config import SETTINGS, RunConfig
+from fedkeel.files import Claim, guarded
+from fedkeel.runs.config import OWN_DATA, SETTINGS, RunConfig
 from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
 from fedkeel.study.running.plan import BranchResult, StudyPlan, StudyRun, Waves, size
 from fedkeel.study.running.pools import Pool, make_pool
@@ -68,13 +68,12 @@ def run_branches(
         try:
             scheduler.check()
             guarded(store, lambda: store.mkdir(parents=True, exist_ok=True))
-            # Two processes in one directory would find each other's runs locked, and report them as failed. The lock is
-            # held until the scheduler is deleted.
-            claim(store / "study.lock", scheduler, "another process is running a study")
-            if fresh:
-                plan.clear()
-            begin()
-            return scheduler.run()
+            # Two processes in one directory would find each other's runs locked, and report them as failed.
+            with Claim(store / "study.lock", "another process is running a study"):
+                if fresh:
+                    plan.clear()
+                begin()
+                return scheduler.run()
         finally:
             pool.close()
 
@@ -238,15 +237,13 @@ class StudyData:
         self._check_same(key, config)
         return self.loaded[key]
 
-    def load(self, config: RunConfig) -> Dataset:
+    def load(self, config: RunConfig) -> Dataset | Federation:
         """The data set of a run, before it is split."""
-        from fedkeel.data.load import load
-
-        source = (config.data, str(config.data_dir), str(config.augment))
+        source = tuple(str(getattr(config, name)) for name in ("data", "data_dir", "augment", *OWN_DATA))
         if source in self.load_errors:
             raise self.load_errors[source]
         try:
-            return load(config.data, config.data_dir, config.augment)
+            return from_config.load_data(config)
         except Exception as error:
             self.load_errors[source] = error
             raise
