@@ -33,6 +33,7 @@ _PUBLIC = {
     "Algorithm": "fedkeel.core.algorithm:Algorithm",
     "Dataset": "fedkeel.data.federation:Dataset",
     "Federation": "fedkeel.data.federation:Federation",
+    "Fleet": "fedkeel.engine.fleet:Fleet",
     "RoundError": "fedkeel.errors:RoundError",
     "Schema": "fedkeel.data.schema:Schema",
     "Run": "fedkeel.engine.result:Run",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from fedkeel.data.readers.hub import from_hub
     from fedkeel.data.readers.picture_folder import from_folder
     from fedkeel.data.schema import Schema, load_schema
+    from fedkeel.engine.fleet import Fleet
     from fedkeel.engine.participation import participation
     from fedkeel.engine.result import Run
     from fedkeel.engine.train import train

@@ -127,3 +127,76 @@ def test_every_label_counts_in_the_fingerprint() -> None:
 def test_unknown_data_name_its_neighbours() -> None:
     with pytest.raises(ValueError, match="digits"):
         fk.load("digit")
+
+
+def test_rows_that_are_not_finite_are_named() -> None:
+    x = x4.copy()
+    x[2, 1] = np.nan
+    with pytest.raises(
+        ValueError, match=r"^clients\[1\]: the inputs are not finite in 1 of 4 rows, the first of them is row 2"
+    ):
+        fk.Federation.from_arrays([(x4, y4), (x, y4)])
+    with pytest.raises(ValueError, match=r"^test: the targets are not finite in 1 of 4 rows, the first of them is row 0"):
+        fk.Federation.from_arrays([(x4, y4)], test=(x4, np.array([np.inf, 0, 0, 0])))
+    huge = np.full((4, 3), 3e38, dtype=np.float32)  # their sum is infinite, but every number is finite
+    assert len(fk.Federation.from_arrays([(huge, y4)])) == 1
+
+
+def test_whole_numbers_as_inputs_are_named() -> None:
+    fed = fk.Federation.from_arrays([(x4.astype(np.int64), y4)])
+    with pytest.raises(ValueError, match=r"the inputs are whole numbers \(int64\), but the model needs floating-point"):
+        fk.train(torch.nn.Linear(3, 4), fed, "fedavg", cohort=1)
+
+
+def test_what_a_notebook_prints_is_short() -> None:
+    data = fk.load("digits")
+    fed = data.split("shards", clients=10)
+    texts = [repr(data), repr(fed), repr(fed[0])]
+    assert all(len(text) < 200 and "\n" not in text and "tensor(" not in text for text in texts)
+    assert "10 clients" in texts[1]
+    assert "1,437 samples" in texts[0]
+
+
+def test_a_split_by_owners() -> None:
+    data = fk.load("digits")
+    owners = np.array(["b", "a", "c"])[np.arange(len(data.y)) % 3]
+    fed = data.split(owners)
+    assert len(fed) == 3
+    assert torch.equal(fed[0].y, data.y[1::3]), "client 0 is owner a"
+    assert torch.equal(data.split(owners.tolist(), clients=3)[2].x, fed[2].x)
+    with pytest.raises(ValueError, match="clients = 4 is not allowed; there are 3 different owners"):
+        data.split(owners, clients=4)
+    with pytest.raises(ValueError, match="expected the owner of each of the 1437 samples"):
+        data.split(owners[:5])
+    with pytest.raises(ValueError, match="takes no options, such as 'concentration'"):
+        data.split(owners, concentration=0.1)
+
+
+def test_a_split_by_a_function() -> None:
+    data = fk.load("digits")
+    by_label = data.split(lambda labels: labels % 5)
+    assert [set(client.y.tolist()) for client in by_label] == [{i, i + 5} for i in range(5)]
+    some = data.split(lambda labels, clients, rng: [rng.permutation(20) + 20 * i for i in range(clients)], clients=4, seed=1)
+    assert some.sizes.tolist() == [20] * 4
+    assert torch.equal(some[3].y.sort().values, data.y[60:80].sort().values)
+    with pytest.raises(ValueError, match="a sample belongs to several clients"):
+        data.split(lambda labels: [np.arange(3), np.arange(2, 5)])
+    with pytest.raises(ValueError, match="client 1 must have sample numbers from 0 to 1436"):
+        data.split(lambda labels: [np.arange(3), np.array([9999])])
+
+
+def test_a_cohort_by_a_function() -> None:
+    fed = fk.load("digits").split("iid", clients=8)
+    ids = [[0, 1, 2], [5], [3, 4]]
+    settings: dict[str, Any] = {"rounds": 3, "local_steps": 1, "progress": False, "engine": "sequential"}
+    torch.manual_seed(0)
+    model = fk.model("logistic", fed)
+    by_function = fk.train(model, fed, "fedavg", cohort=lambda t: ids[t], **settings)
+    assert torch.equal(by_function.params, fk.train(model, fed, "fedavg", cohort=ids, **settings).params)
+    assert [row["clients"] for row in by_function.history] == [3, 1, 2]
+    counts = fk.train(model, fed, "fedavg", cohort=lambda t: (2, 0.5, 8)[t], **settings)
+    assert [row["clients"] for row in counts.history] == [2, 4, 8]
+    with pytest.raises(ValueError, match="cohort: the function returned 'all' for round 0"):
+        fk.train(model, fed, "fedavg", cohort=lambda t: "all", **settings)
+    with pytest.raises(ValueError, match="cohort: round 2 has 9"):
+        fk.train(model, fed, "fedavg", cohort=lambda t: (2, 2, 9)[t], **settings)

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+import fedkeel as fk
 from fedkeel.data.federation import Dataset
 from fedkeel.data.texts import PAIR, Texts
 from fedkeel.data.tokens import WORDS, WordTokenizer, tokenised
+from fedkeel.models.lstm import lstm
 
 STRINGS = ["The cat, the dog.", "", "naïve 日本", f"Is it?{PAIR}It is.", "the the the cat"]
 
@@ -83,3 +85,39 @@ def test_texts_work_without_a_cache(cache, monkeypatch):
     cache.write_text("a file where the folder should be")
     x = tokenised(data(), WordTokenizer(data().x), 6)
     assert x.x[4, :4].unique().numel() == 2
+
+
+def test_texts_are_split_and_trained_like_other_samples(cache):
+    """Before, fed[0] raised AttributeError, and so did training."""
+    strings = [f"{'good' if i % 2 else 'bad'} film number {i % 5}" for i in range(80)]
+    made = data(strings, ["good film", "bad film"])
+    made.test = (made.test[0], torch.tensor([1, 0]))
+    fed = made.split("iid", clients=4)
+    assert len(fed[0].x) == len(fed[0].y) == 20
+    assert all(("good" in text) == bool(label) for text, label in zip(fed[0].x, fed[0].y.tolist(), strict=True))
+    assert "texts" in repr(fed)
+    with pytest.raises(ValueError, match=r"its samples are texts.* fk.model\('lstm', fed\)"):
+        fk.train(torch.nn.Linear(2, 2), fed, "fedavg", cohort=4)
+    settings = {"rounds": 6, "cohort": 4, "seed": 3, "progress": False}
+    method = fk.algorithm("fedavg", lr=1.0)
+    run = fk.train(lambda: fk.model("lstm", fed), fed, method, **settings)
+    assert run.history[-1]["test_accuracy"] == 1.0
+    assert run.model.reads(["good film"]).shape == (1, 2)
+    # The same texts as token ids, which was the only way before.
+    words = WordTokenizer(fed.x)
+    ids = tokenised(fed, words, 128)
+    by_hand = fk.train(lambda: lstm(words.vocabulary, 2), ids, method, **settings)
+    assert torch.equal(run.params, by_hand.params)
+    forked = fk.train(lambda: fk.model("lstm", fed), fed, method, engine="processes", workers=2, **settings)
+    assert torch.equal(run.params, forked.params)
+
+
+def test_lists_of_strings_are_texts(cache):
+    fed = fk.Federation.from_arrays([(["a b", "c"], [0, 1]), (["d"], [1])], test=(["a"], [0]))
+    assert (list(fed[0].x), fed[1].x[0]) == (["a b", "c"], "d")
+    assert (
+        fed.fingerprint()
+        != fk.Federation.from_arrays([(["a b", "c"], [0, 1]), (["e"], [1])], test=(["a"], [0])).fingerprint()
+    )
+    with pytest.raises(ValueError, match=r"clients\[1\]: either the samples of all clients are texts"):
+        fk.Federation.from_arrays([(["a"], [0]), (torch.zeros(1, 2), [0])])

@@ -93,7 +93,8 @@ def round_on(r: Round, device: torch.device) -> Round:
         return to_device(z.float() if device.type == "mps" and z.is_floating_point() else z, device)
 
     drawn = SimpleNamespace(**{name: moved(z) for name, z in vars(r.drawn).items()})
-    return dataclasses.replace(r, ids=moved(r.ids), K=moved(r.K), p=moved(r.p), weight=moved(r.weight), drawn=drawn)
+    facts: dict[str, Any] = {name: moved(getattr(r, name)) for name in ("ids", "K", "p", "weight", "delay")}
+    return dataclasses.replace(r, **facts, drawn=drawn)
 
 
 def _can_pin(device: torch.device) -> bool:
@@ -123,7 +124,7 @@ def check_device(what: str, record: Any, device: torch.device) -> None:
 
 def check_round(r: Round, device: torch.device) -> None:
     """The same for the facts of a round."""
-    parts = {"ids": r.ids, "K": r.K, "p": r.p, "weight": r.weight, **vars(r.drawn)}
+    parts = {"ids": r.ids, "K": r.K, "p": r.p, "weight": r.weight, "delay": r.delay, **vars(r.drawn)}
     for name, z in parts.items():
         if z.device != device:
             raise ValueError(f"round: {name} is on {z.device}, but the model is on {device}")

@@ -24,6 +24,12 @@ class Round:
     weight: Tensor  # [S] float64, weights among all N clients: 1/N each, or n_i / sum of all n
     drawn: SimpleNamespace  # [S] float64 each: the roles from the method's `draw`
     last: bool = True  # False while a warm-up still has clients to visit
+    # [S] float64, server steps between a client's start and the use of its upload; 0 in synchronous runs
+    delay: Tensor = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.delay is None:
+            object.__setattr__(self, "delay", torch.zeros_like(self.p))
 
     @property
     def S(self) -> int:

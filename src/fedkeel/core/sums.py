@@ -137,7 +137,7 @@ def _asked_in(method: Algorithm, stage: str, layers: Layers, t: int, last: bool)
     one = torch.ones(1, dtype=torch.float64)
     roles = [name for name in method.draw(np.random.default_rng(0), [0]) if name != "K"]
     drawn = SimpleNamespace(**dict.fromkeys(roles, one))
-    r = SumsOnlyRound(t, 1, torch.zeros(1, dtype=torch.int64), one, one, one, drawn, last, total)
+    r = SumsOnlyRound(t, 1, torch.zeros(1, dtype=torch.int64), one, one, one, drawn, last, total=total)
     getattr(method, SERVER_HOOKS[stage])(server, sealed(like), r)
     return asked
 

@@ -17,7 +17,7 @@ import torch
 from fedkeel.data.arrays import Arrays
 from fedkeel.data.cache import cached
 from fedkeel.data.federation import Dataset, Federation
-from fedkeel.errors import nearest
+from fedkeel.errors import describe, nearest
 from fedkeel.user_code import find_object
 
 HUB = "hub:"  # names on the Hugging Face hub start with this
@@ -103,11 +103,24 @@ def _reader(name: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
         found = find_object("data", name, "package.module:function")
         if not callable(found):
             raise ValueError(f"data: {name} is a {type(found).__name__}; it must be a function that returns a Dataset")
-        return found, ()
+        return _careful(name, found), ()
     if len(path.parts) > 1:
         raise ValueError(f"data: there is no file or folder {name}")
     own = f"your own data are FILE.csv, a folder, {HUB}NAME or package.module:function"
     raise ValueError(f"data: unknown name {name!r}{nearest(name, names())}; {own}")
+
+
+def _careful(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's function. If it fails, the error names it."""
+
+    @functools.wraps(function)
+    def call(**options: Any) -> Any:
+        try:
+            return function(**options)
+        except Exception as error:
+            raise ValueError(f"data: {name} failed: {describe(error)}") from error
+
+    return call
 
 
 def short_name(data: str) -> str:

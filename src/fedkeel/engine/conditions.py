@@ -45,6 +45,11 @@ def check_conditions(settings: Settings, algo: Algorithm, remote: bool) -> None:
     for name in reasons:
         if corrected and reasons[name] is None and not (privacy is not None and privacy.where == "client"):
             reasons[name] = f"participation = {settings.participation!r} gives clients unequal weights"
+    if settings.buffer is not None:
+        for name in reasons:
+            reasons[name] = f"buffer = {settings.buffer} gives clients unequal weights, and they come at any time"
+    if privacy is not None and (settings.deadline is not None or settings.overselect != 1):
+        reasons["privacy"] = "deadline and overselect leave clients out, which the accounting does not know"
     if settings.uplink is not None:
         reasons["uplink"] = validity.why_not_uplink(algo)
     if settings.attack is not None:

@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,9 +40,13 @@ from fedkeel.engine.attendance import Attendance
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, one_thread
 from fedkeel.engine.conditions import open_channel
 from fedkeel.engine.evaluation import evaluate
+from fedkeel.engine.events import EventQueue, check_asynchronous
+from fedkeel.engine.fleet import Fleet
 from fedkeel.engine.folding import Answers, Folding
 from fedkeel.engine.result import Clients, Run
+from fedkeel.engine.round_clock import RoundClock
 from fedkeel.engine.runners.runner import EngineChoice, Runner
+from fedkeel.engine.runners.started_before import Sent, StartedBefore
 from fedkeel.engine.settings import NEED_UPLOADS, Settings
 from fedkeel.engine.state.checkpoint import Checkpoint, Part, check_same, run_identity, save_checkpoint, server_from
 from fedkeel.engine.state.directory import RunDirectory
@@ -95,6 +100,8 @@ class Trainer:
         self.channel = open_channel(settings, self.algo, model, self.schedule)
         if self.channel is not None:
             fed = self.channel.attacked(fed)
+        self.ids: list[int] = []  # the clients of the present round
+        self._set_clock(settings)
         self.work = ClientWork(self.algo, fed, objective, settings.seed, settings.batch, settings.lr_decay)
         self.objective, self.buffers = objective, model.read_buffers()
         self.history: list[dict[str, Any]] = []
@@ -128,6 +135,33 @@ class Trainer:
             directory.recover(self._restore)
         self._saved, self._seconds_to_write = time.monotonic(), 0.0
 
+    def _set_clock(self, settings: Settings) -> None:
+        """Virtual time and, for asynchronous runs, the event queue."""
+        self.clock: RoundClock | None = None
+        self.queue: EventQueue | None = None
+        self.sent: dict[int, Sent] = {}  # version of the model -> what clients received that have started from it
+        self.version: dict[int, int] = {}  # clients of the present round -> the version from which they started
+        self.conditions = settings.conditions()
+        pace = None
+        if settings.clock is not None:
+            from fedkeel.engine.pace import Pace
+
+            pace = Pace(Fleet(settings.clock), settings.seed, self.algo, self.model, self.fed, settings.batch)
+        began = 0.0
+        if pace is not None and self.algo.warms_up():
+            steps = settings.steps_of(self.fed.sizes).tolist()
+            everybody = Exchange("warmup", -1, list(range(self.N)), steps, {}, None, self.model.read_buffers())
+            began = float(pace.seconds(everybody, "warmup").max())  # all clients warm up at the same time
+        if settings.buffer is not None:
+            check_asynchronous(self.algo, self.model.layers)
+            at_once = settings.concurrency or settings.cohort_size(self.N)
+            plan = partial(self._plan_exchange, "client")
+            seconds = partial(pace.seconds, stage="client") if pace is not None else lambda e: np.zeros(len(e.ids))
+            self.queue = EventQueue(settings.buffer, at_once, self.schedule, plan, seconds, began)
+        elif pace is not None:
+            self.clock = RoundClock(pace, settings.deadline)
+            self.clock.now = began
+
     # The loop -----------------------------------------------------------------------------------------------------
 
     def fit(self, report: Callable[[dict[str, Any]], None]) -> Run:
@@ -138,10 +172,12 @@ class Trainer:
         with one_thread(*self.engine.devices, self.model.device), contextlib.ExitStack() as stack:
             if self.t < self.settings.rounds:
                 # Not run as a round: the engine measures with it and reads its shapes.
-                example = self._plan_exchange("client", self.t, self.schedule.participants(self.t) or [0])
+                example = self._plan_exchange("client", self.t, self.schedule.participants(self.t)[: self.S] or [0])
                 left = self.settings.rounds - self.t
-                runner = self.engine.start(self.work, self.store, self.initial, example, self.S, left)
+                runner: Runner = self.engine.start(self.work, self.store, self.initial, example, self.S, left)
                 stack.callback(runner.close)
+                if self.queue is not None:
+                    runner = StartedBefore(runner, self.sent, self.version)
                 self._checkpoint(due=True)  # from here on the run can be resumed; also measures what a checkpoint costs
                 if not self.warmed_up:
                     self._warm_up(runner)
@@ -156,17 +192,17 @@ class Trainer:
 
     def _round(self, runner: Runner) -> dict[str, Any]:
         start, t = time.perf_counter(), self.t
-        ids = self.schedule.participants(t)
-        if not ids:
-            return self._end_round(start, self._empty_row(t))
-        expected, up, up_bytes, faults = len(ids), 0.0, 0.0, {}
+        exchange, columns = self._selected(t) if self.queue is None else self._arrived(self.queue, t)
+        self.ids = exchange.ids
+        if not self.ids:
+            return self._end_round(start, self._empty_row(t) | columns)
+        expected, up, up_bytes, faults = len(self.ids), 0.0, 0.0, {}
         if self.algo.surveys(t):
-            survey = self._exchange(runner, self._plan_exchange("survey", t, ids))
+            survey = self._exchange(runner, dataclasses.replace(exchange, stage="survey"))
             up, up_bytes, faults = survey.up, survey.up_bytes, survey.faults
-        # First draw the roles for all clients, then leave out those that failed in the survey: so a client has the same role
-        # in both exchanges.
-        good = [position for position, client in enumerate(ids) if str(client) not in faults]
-        exchange = self._plan_exchange("client", t, ids).only(good)
+            # What the server sends has changed. The clients keep the roles that they had in the survey.
+            exchange = dataclasses.replace(exchange, down=down_record(self.algo, self.server), buffers=self.buffers)
+            exchange = exchange.only([position for position, i in enumerate(self.ids) if str(i) not in faults])
         old = self.server
         result = self._exchange(runner, exchange)
         row = {
@@ -182,7 +218,7 @@ class Trainer:
         }
         try:
             row |= self.channel.columns() if self.channel is not None else {}
-            row |= result.extra_columns | self._evaluation(t) | (self.warmup_columns if t == 0 else {})
+            row |= result.extra_columns | columns | self._evaluation(t) | (self.warmup_columns if t == 0 else {})
             if self.metrics and self._evaluates(t):
                 row |= self._measured(old, result)
         except Exception as error:
@@ -190,6 +226,43 @@ class Trainer:
         if self.attendance is not None:
             row |= self.attendance.add(t, result.r.ids.tolist())
         return self._end_round(start, row)
+
+    def _selected(self, t: int) -> tuple[Exchange, dict[str, Any]]:
+        """The clients of a round that are in time, and columns of the history about virtual time."""
+        if self.clock is None:
+            return self._plan_exchange("client", t, self.schedule.participants(t)), {}
+        self.clock.now = now = self.schedule.somebody_from(self.clock.now)
+        ids, wanted = self.schedule.participants(t, now), self.N
+        if self.settings.overselect > 1:
+            wanted = self.schedule.S
+            ids = self.schedule.draw(t, min(self.N, math.ceil(self.settings.overselect * wanted)), now)
+        exchange = self._plan_exchange("client", t, ids)
+        if not ids:
+            return exchange, {"clock_seconds": now, "late": 0, "timeline": []}
+        in_time, columns = self.clock.round(exchange, self.algo.surveys(t), wanted)
+        return exchange.only(in_time), columns
+
+    def _arrived(self, queue: EventQueue, t: int) -> tuple[Exchange, dict[str, Any]]:
+        """The clients whose uploads the server uses in its step t of an asynchronous run, and columns of the history."""
+        self.sent[t] = Sent(down_record(self.algo, self.server), self.buffers)
+        starts = queue.step()
+        for version in self.sent.keys() - queue.needed() - {start.version for start in starts}:
+            del self.sent[version]
+        self.version.clear()
+        self.version.update({start.client: start.version for start in starts})
+        names = starts[0].roles if starts else ()
+        drawn = {name: np.array([start.roles[name] for start in starts]) for name in names}
+        K, delays = [start.K for start in starts], [t - start.version for start in starts]
+        exchange = Exchange("client", t, [start.client for start in starts], K, drawn, *self.sent.get(t, self._now()))
+        columns: dict[str, Any] = {"staleness": sum(delays) / max(1, len(delays)), "most_stale": max(delays, default=0)}
+        if self.settings.clock is not None:
+            work = [[start.client, start.begins, start.ends, True] for start in starts]
+            columns |= {"clock_seconds": queue.now, "timeline": work}
+        return exchange, columns
+
+    def _now(self) -> Sent:
+        """What the server would send now."""
+        return Sent(down_record(self.algo, self.server), self.buffers)
 
     def _empty_row(self, t: int) -> dict[str, Any]:
         """The row of a round to which nobody came: it changes nothing and costs nothing."""
@@ -296,16 +369,21 @@ class Trainer:
         reason = f"{answered} of {clients} clients answered, min_clients is {least}; {why}"
         return RoundError(self.algo.name, t, int(client), stage, reason)
 
-    def _plan_exchange(self, stage: str, t: int, ids: list[int]) -> Exchange:
-        """Draws the clients' roles and numbers of steps, and takes what the server sends."""
-        drawn = self.algo.draw(seeding.generator(self.settings.seed, seeding.ROLES, t), ids)
+    def _plan_exchange(self, stage: str, t: int, ids: list[int], turn: int = 0) -> Exchange:
+        """Draws the clients' roles and numbers of steps, and takes what the server sends.
+
+        turn: counts the groups of clients that start from the same model, in asynchronous runs.
+        """
+        if not ids:
+            return Exchange(stage, t, [], [], {}, *self._now())
+        drawn = self.algo.draw(seeding.generator(self.settings.seed, seeding.ROLES, t, turn), ids)
         for name, z in drawn.items():
             if not isinstance(z, np.ndarray) or z.shape != (len(ids),):
                 raise ValueError(f"{self.algo.name}: draw returns {name} = {z!r}; it must be an array of {len(ids)} numbers")
         K = drawn.pop("K").tolist() if "K" in drawn else self.settings.steps_of(self.fed.sizes[ids]).tolist()
         if not all(isinstance(k, int) and k >= 1 for k in K):
             raise ValueError(f"{self.algo.name}: draw returns K = {K}; it must be whole numbers >= 1")
-        return Exchange(stage, t, ids, K, drawn, down_record(self.algo, self.server), self.buffers)
+        return Exchange(stage, t, ids, K, drawn, *self._now())
 
     def _round_facts(self, exchange: Exchange, kept: list[int], last: bool) -> Round:
         """What the server's step may know of the exchange. kept: positions of the clients that answered.  last: False
@@ -317,6 +395,9 @@ class Trainer:
         weight = torch.full_like(samples, 1 / self.N) if uniform else samples / float(self.fed.offsets[-1])
         if self.schedule.probabilities is not None and exchange.stage != "warmup":
             p = weight / torch.from_numpy(self.schedule.probabilities[ids])
+        stale = [exchange.t - self.version.get(i, exchange.t) for i in ids.tolist()]
+        if any(stale) and exchange.stage == "client":
+            p = p * torch.tensor([self.settings.freshness(tau) for tau in stale], dtype=torch.float64)
         facts = Round(
             t=exchange.t,
             N=self.N,
@@ -326,6 +407,7 @@ class Trainer:
             weight=weight,
             drawn=SimpleNamespace(**{name: torch.from_numpy(z).double()[kept] for name, z in exchange.drawn.items()}),
             last=last,
+            delay=torch.tensor(stale, dtype=torch.float64),
         )
         return round_on(facts, self.model.device)
 
@@ -367,8 +449,7 @@ class Trainer:
             return {"test_accuracy": None, "test_loss": None}
         row = self._tested(self.fed.test, self.buffers)
         if self.model.private:  # each client has its own layers: also the mean accuracy over those that took part
-            ids = self.schedule.participants(t)
-            layers = [to_device(self.store.read(i).values, self.model.device) for i in ids if i in self.store]
+            layers = [to_device(self.store.read(i).values, self.model.device) for i in self.ids if i in self.store]
             rows = [self._tested(self.fed.test, values) for values in layers]
             if rows:  # clients on other machines do not send their layers
                 row["client_accuracy"] = sum(z["test_accuracy"] or 0.0 for z in rows) / len(rows)
@@ -381,7 +462,7 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         parts = (self.settings, self.algo, self.model, self.initial, self.t)
-        conditions = {"participation": self.schedule.identity}
+        conditions = {"participation": self.schedule.identity} | self.conditions
         return run_identity(*parts, data=self.fingerprint, frozen=self.frozen, conditions=conditions)
 
     def _checkpoint(self, due: bool) -> None:
@@ -395,6 +476,9 @@ class Trainer:
         facts: dict[str, Any] = {"identity": self._identity(), "engine": self.engine.name, "why": self.engine.why}
         facts |= {"warmup": self.warmup_columns, "extent": self.directory.history.sync()}
         tensors = {"buffers": self.buffers, **self.store.index()}
+        for version, sent in self.sent.items():
+            tensors |= {f"sent.{version}.{name}": z for name, z in sent.down._asdict().items()}
+            tensors[f"sent.{version}"] = sent.buffers
         paths = self.directory.checkpoint, self.directory.previous
         save_checkpoint(*paths, self.t, self.server, tensors, facts, self.parts)
         self.store.pin()  # only now may slots be overwritten that only the older checkpoints need
@@ -419,8 +503,22 @@ class Trainer:
             if name in saved.parts:
                 part.restore(saved.parts[name])
         self.warmed_up, self.warmup_columns = True, facts["warmup"]
+        self._restore_time(tensors)
         if self.engine.name == "auto":
             self.engine.name, self.engine.why = facts["engine"], facts["why"]
+
+    def _restore_time(self, tensors: dict[str, Tensor]) -> None:
+        """Sets clock and event queue to the moment of the checkpoint."""
+        if self.clock is not None and self.history:
+            self.clock.now = self.history[-1]["clock_seconds"]
+        if self.queue is None:
+            return
+        for _ in range(self.t):
+            self.queue.step()
+        template = self._now().down
+        for version in self.queue.needed():
+            values = (tensors[f"sent.{version}.{name}"].to(self.model.device, copy=True) for name in template._fields)
+            self.sent[version] = Sent(type(template)(*values), to_device(tensors[f"sent.{version}"], self.buffers.device))
 
     def _result(self) -> Run:
         """The result in memory, and in the directory of the run if there is one."""

@@ -321,6 +321,10 @@ class Schedule:
         rng = seeding.generator(self.seed, seeding.SAMPLING, t, turn)
         return sorted(self.kind.choose(rng, among, n, self.fed.sizes).tolist())
 
+    def somebody_from(self, time: float) -> float:
+        """The first moment from `time` on at which somebody is there, if a trace says so. Other kinds: `time`."""
+        return self.kind.next_arrival(time, self.kept) if isinstance(self.kind, Trace) else time
+
     def _moment(self, t: int, time: float | None) -> Moment:
         return Moment(t, self.seed, self.N, float(t) if time is None else time, self.fed, self.kept)
 

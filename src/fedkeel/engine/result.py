@@ -18,6 +18,7 @@ from fedkeel.engine.state.store import Store
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 class Clients(Mapping[int, Any]):
@@ -70,6 +71,12 @@ class Run:
         found = Attendance(len(self.clients))
         found.replay(self.history)
         return found.frame(len(self.history))
+
+    def timeline(self) -> Figure:
+        """A matplotlib figure of who worked when, in virtual time. Only runs with a clock have it."""
+        from fedkeel.engine.timeline import draw_timeline
+
+        return draw_timeline(self.history)
 
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole run, as in summary.json."""

@@ -8,13 +8,15 @@ so that `fedkeel --help` is fast.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.core.hyperparameters import allowed, fits, python_number
+from fedkeel.core.hyperparameters import allowed, fits, is_number, python_number
+from fedkeel.engine.fleet import Fleet
 from fedkeel.engine.participation import Participation, Schedule, as_text, from_text
 from fedkeel.errors import nearest, refuse
 from fedkeel.wording import COUNT_OR_SHARE
@@ -80,6 +82,49 @@ class Settings:
         group="Conditions",
         example="markov:on=0.2,off=0.1",
         allowed="a text such as 'markov:on=0.2,off=0.1'",
+    )
+    clock: str | None = setting(
+        None,
+        "Speeds of the clients, for a clock of virtual seconds: phones, hospitals, datacentres or a file NAME.toml "
+        "(docs/participation.md).",
+        group="Conditions",
+        example="phones",
+        allowed="a profile, a file NAME.toml, or fedkeel.Fleet(...)",
+    )
+    deadline: float | None = setting(
+        None,
+        "Virtual seconds after which a round goes on without the clients that are late (needs clock).",
+        group="Conditions",
+        example=60,
+        above=0,
+    )
+    overselect: float = setting(
+        1.0,
+        "Selects this many times the cohort; the round ends when a cohort has answered (needs clock).",
+        group="Conditions",
+        example=1.3,
+        least=1,
+    )
+    buffer: int | None = setting(
+        None,
+        "Asynchronous: the server makes a step after this number of uploads. A round then is such a step.",
+        group="Conditions",
+        example=10,
+        least=1,
+    )
+    concurrency: int | None = setting(
+        None,
+        "Asynchronous: clients that work at the same time (default: the cohort).",
+        group="Conditions",
+        example=50,
+        least=1,
+    )
+    staleness: str | Callable[[int], float] = setting(  # noqa: RUF009
+        "sqrt",
+        "Asynchronous: factor of an upload whose model is tau server steps old: sqrt, 1 / sqrt(1 + tau), or constant, 1.",
+        group="Conditions",
+        example="constant",
+        allowed="'sqrt', 'constant', or a function of tau that returns a number >= 0",
     )
     local_steps: int | None = setting(
         None, "Mini-batch steps of a client in a round.", group="Training", example=20, least=1, filled=10
@@ -256,6 +301,7 @@ class Settings:
         """The checks that need the method or the number of clients. remote: the clients are on other machines."""
         self.check_clients(N)
         check_engine(self.engine)
+        self._check_time(remote)
         if remote and self.presence.needs_labels:
             raise ValueError(
                 f"participation = {self.participation!r} is not allowed with clients on other machines: the server does not "
@@ -289,6 +335,30 @@ class Settings:
 
             check_defined(self.metrics, algo)
 
+    def _check_time(self, remote: bool) -> None:
+        """Checks clock, deadline, overselect, buffer, concurrency and staleness against each other."""
+        value: Any
+        for name, value in (("clock", self.clock), ("buffer", self.buffer)):
+            if remote and value is not None:
+                raise ValueError(f"{name} = {value!r} is not allowed with clients on other machines; it is for simulations")
+        for name, value in (("deadline", self.deadline), ("overselect", None if self.overselect == 1 else self.overselect)):
+            if value is not None and self.clock is None:
+                raise ValueError(f"{name} = {value} is not allowed without clock; give one, for example clock='phones'")
+            if value is not None and self.buffer is not None:
+                raise ValueError(f"{name} = {value} is not allowed beside buffer: asynchronous runs wait for nobody")
+        for name, value in (("concurrency", self.concurrency), ("staleness", None if self.staleness == "sqrt" else "other")):
+            if value is not None and self.buffer is None:
+                raise ValueError(f"{name} is not allowed without buffer, the number of uploads of a server step")
+        if isinstance(self.cohort, Sequence) or not self.presence.limited:
+            for name, used in (("buffer", self.buffer is not None), ("overselect", self.overselect != 1)):
+                if used:
+                    raise ValueError(
+                        f"{name} is not allowed beside a cohort for every round or beside participation = 'bernoulli'; "
+                        "give cohort as a count or a fraction"
+                    )
+        if self.buffer is not None and getattr(self.presence, "correct", False):
+            raise ValueError("buffer is not allowed beside participation = 'weighted:correct=true'; leave out correct")
+
     def check_clients(self, N: int) -> None:
         """The checks that need the number of clients."""
         S = self.cohort
@@ -313,6 +383,9 @@ class Settings:
                 f"participation = {self.participation!r} is not allowed beside a list of clients per round; "
                 "give cohort as a count or a fraction"
             )
+        for name, value in (("buffer", self.buffer), ("concurrency", self.concurrency)):
+            if value is not None and value > N:
+                raise refuse(name, value, f"at most the number of clients, {N}")
         if self.min_clients > self.largest_cohort(N):
             raise refuse("min_clients", self.min_clients, f"at most the cohort, {self.largest_cohort(N)}")
 
@@ -328,12 +401,16 @@ class Settings:
     def largest_cohort(self, N: int) -> int:
         if isinstance(self.cohort, Sequence):
             return max(_cohort_size(one, N) for one in self.cohort[: self.rounds])
+        if self.buffer is not None:
+            return self.buffer
         return self.cohort_size(N) if self.presence.limited else N
 
     def smallest_cohort(self, N: int) -> int:
+        if self.deadline is not None:  # all may be late
+            return 0
         if isinstance(self.cohort, Sequence):
             return min(_cohort_size(one, N) for one in self.cohort[: self.rounds])
-        return self.presence.fewest(N, self.cohort_size(N))
+        return self.presence.fewest(N, self.cohort_size(N) if self.buffer is None else self.buffer)
 
     def cohort_size(self, N: int) -> int:
         """The cohort as a count. For lists of clients: the longest."""
@@ -343,6 +420,30 @@ class Settings:
     def presence(self) -> Participation:
         """Who is there, as an object."""
         return from_text(self.participation)
+
+    def conditions(self) -> dict[str, Any]:
+        """Settings of time that decide about the trained weights; None for those that are not used."""
+        fleet = None if self.clock is None else Fleet(self.clock).identity()
+        rule = self.staleness if isinstance(self.staleness, str) else getattr(self.staleness, "__name__", "a function")
+        return {
+            "clock": fleet,
+            "deadline": self.deadline,
+            "overselect": None if self.overselect == 1 else self.overselect,
+            "buffer": self.buffer,
+            "concurrency": self.concurrency,
+            "staleness": None if self.buffer is None else rule,
+        }
+
+    def freshness(self, tau: int) -> float:
+        """The factor of an upload whose model is tau server steps old."""
+        if self.staleness == "constant":
+            return 1.0
+        if self.staleness == "sqrt":
+            return 1 / math.sqrt(1 + tau)
+        factor = self.staleness(tau)  # type: ignore[operator]
+        if not is_number(python_number(factor)) or factor < 0:
+            raise ValueError(f"staleness: the function returned {factor!r} for {tau}; it must be a number >= 0")
+        return float(factor)
 
     def schedule(self, fed: Federation) -> Schedule:
         """The clients of every round."""
@@ -370,6 +471,12 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     value = python_number(value)
     if field.name == "cohort":
         return _cohort(value)
+    if field.name == "clock":
+        return value if value is None else (value if isinstance(value, Fleet) else Fleet(value)).name
+    if field.name == "staleness":
+        if not callable(value) and value not in ("sqrt", "constant"):
+            raise refuse("staleness", value, allowed(field))
+        return value
     if field.name == "participation":
         return as_text(value)
     if isinstance(field.default, tuple):

@@ -21,6 +21,7 @@ from fedkeel.data.dataset_pool import DatasetPool, kind_of
 from fedkeel.data.federation import Federation, misplaced
 from fedkeel.data.tokens import as_model_reads
 from fedkeel.engine.evaluation import evaluating
+from fedkeel.engine.fleet import Fleet
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
 from fedkeel.engine.machine import keep_freed_memory
@@ -107,6 +108,12 @@ def train(
     rounds: int = Settings.rounds,
     cohort: int | float | Sequence[Sequence[int]] | Callable[[int], Any] = Settings.cohort,
     participation: str | Participation | None = Settings.participation,
+    clock: str | Fleet | None = Settings.clock,
+    deadline: float | None = Settings.deadline,
+    overselect: float = Settings.overselect,
+    buffer: int | None = Settings.buffer,
+    concurrency: int | None = Settings.concurrency,
+    staleness: str | Callable[[int], float] = Settings.staleness,
     local_steps: int | None = Settings.local_steps,
     local_epochs: int | None = Settings.local_epochs,
     batch_size: int | str | None = Settings.batch_size,
@@ -146,6 +153,10 @@ def train(
     cohort: the clients of a round: a count, a fraction (float), the client ids of every round, or a function of the round t
         that returns client ids, a count or a fraction.
     participation: who is there, e.g. fedkeel.participation("markov", on=0.2, off=0.1); see docs/participation.md.
+    clock: speeds of the clients, e.g. fedkeel.Fleet("phones"); then the history has virtual seconds.
+    deadline: virtual seconds after which a round goes on without the late.  overselect: times the cohort to select.
+    buffer: asynchronous; the server makes a step after this number of uploads.  concurrency: clients at work at once.
+    staleness: "sqrt", "constant" or a function: the factor of an upload whose model is tau server steps old.
     local_steps: mini-batch steps of a client in a round.
     local_epochs: passes of a client over its data in a round. If you give local_steps too, local_steps is used.
     batch_size: samples of a step; "all" or None takes all local data in every step.
@@ -177,6 +188,12 @@ def train(
     settings = Settings(
         rounds=rounds,
         cohort=cohort,
+        clock=clock,  # type: ignore[arg-type]  # Settings keeps its name
+        deadline=deadline,
+        overselect=overselect,
+        buffer=buffer,
+        concurrency=concurrency,
+        staleness=staleness,
         participation=participation,  # type: ignore[arg-type]  # Settings keeps its text
         local_steps=local_steps,
         local_epochs=local_epochs if local_steps is None else None,
@@ -214,6 +231,7 @@ def train(
         exact = (
             settings.identity()
             | {"participation": settings.participation}
+            | settings.conditions()
             | {"local_epochs": settings.local_epochs, "batch_size": settings.batch_size}
         )
         config = {"algorithm": {"name": algo.name, **dataclasses.asdict(algo)}, **how_long, **exact}  # type: ignore[call-overload]

@@ -21,6 +21,7 @@ CURVE = {"test_accuracy": "accuracy", "train_accuracy": "train_accuracy"}  # wha
 AGAINST = {  # -> label of the axis, word in the title
     "round": ("round", "rounds"),
     "floats": ("floats up and down per participating client", "communication"),
+    "hours": ("virtual hours", "virtual time"),
 }
 LOG = ("test_loss", "train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
 
@@ -60,8 +61,9 @@ def figures(results: Mapping[str, Any]) -> list[Figure]:
 
 def curves(results: Mapping[str, Any], rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figure]:
     mine = {row["name"]: results["curves"][row["name"]] for row in rows}
-    found = [_curve("accuracy", along, case, mine, rows, style) for along in ("round", "floats")]
-    columns = dict.fromkeys(key for curve in mine.values() for key in curve if key not in ("round", "floats", "accuracy"))
+    # Virtual time only if all rows have a clock.
+    found = [_curve("accuracy", z, case, mine, rows, style) for z in AGAINST if all(z in curve for curve in mine.values())]
+    columns = dict.fromkeys(key for curve in mine.values() for key in curve if key not in (*AGAINST, "accuracy"))
     found += [_curve(z, "round", case, mine, rows, style) for z in columns]
     return [figure for figure in found if figure.series]
 
@@ -83,7 +85,7 @@ def _curve(
         y.low, y.high = max(y.low, 0.0), min(y.high, 1.0)
         y.low = _without_start(series, y)
     label, word = AGAINST[along]
-    x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0), whole=True, unit=along)
+    x = Axis(label, 0.0, max((one.x[-1] for one in series), default=1.0), whole=along != "hours", unit=along)
     targets = sorted({z for row in rows for z in row["targets"] if CURVE[row["target_on"]] == column})
     name = f"{column}-{word if along == 'round' else along}"
     made = Lines(series, x, y, targets, name=name, case=case, title=f"{y.label.capitalize()} against {word}")

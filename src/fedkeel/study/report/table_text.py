@@ -54,6 +54,8 @@ def screen_row(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
         name = target_name(number)
         shown[f"rounds to {target_text(row, target)}"] = to_target_text(row, "rounds", name)
         shown[f"floats to {target_text(row, target)}"] = to_target_text(row, "floats", name)
+        if row.get("hours") is not None:
+            shown[f"virtual hours to {target_text(row, target)}"] = to_target_text(row, "hours", name)
     shown["seconds"] = "-" if row["seconds_std"] is None and row["seeds"] == 0 else f"{row['seconds']:.1f}"
     if row["errors"]:
         shown["method"] += f"\n({failures_text(row)})"
@@ -66,10 +68,12 @@ def target_text(row: Row, target: float) -> str:
 
 
 def to_target_text(row: Row, kind: str, name: str) -> str:
-    """What a row spent until a target. kind: rounds, floats, up or cost."""
+    """What a row spent until a target. kind: rounds, floats, up, cost or hours."""
     value = row[f"{kind}_to_{name}"]
     if not row["seeds"]:
         return "-"
+    if kind == "hours":
+        return f">{row[kind]:.3g}" if value is None else with_deviation(row, f"hours_to_{name}", ".3g")
     if kind in ("floats", "up"):
         return f">{amount(row[kind])}" if value is None else amount(value)
     return missed_target_text(row, name, kind) if value is None else with_deviation(row, f"{kind}_to_{name}", ".1f")
@@ -160,6 +164,7 @@ def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]
         missed = BEYOND * (2 - row[f"reached_{name}"] / row["seeds"])
     counted = {"rounds": "rounds", "floats": "floats", "up": "uploaded floats"}
     counted |= {"cost": "paper's cost"} if "cost" in keys else {}
+    counted |= {"hours": "virtual hours"} if "hours" in keys else {}
     found: dict[str, Cell] = {}
     for kind, label in counted.items():
         known = f"{kind}_to_{name}" in row

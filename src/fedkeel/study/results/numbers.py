@@ -35,6 +35,7 @@ OTHER = (
     "dropped",
     "faults",
     "seconds",
+    "clock_seconds",
     "test_accuracy",
     "test_loss",
 )
@@ -96,6 +97,8 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
     found |= {"floats": both[-1], "up": up[-1], "seconds": sum(row["seconds"] for row in history)}
     if cost is not None:
         found["cost"] = len(history) * cost
+    if "clock_seconds" in history[-1]:
+        found["hours"] = history[-1]["clock_seconds"] / 3600
     found["dropped"] = sum(row["dropped"] + len(row.get("warmup_faults", ())) for row in history)
     if outcome.memory_mb is not None:
         found["memory_mb"] = outcome.memory_mb
@@ -105,6 +108,8 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
             found |= {f"rounds_to_{name}": rounds, f"floats_to_{name}": both[rounds - 1], f"up_to_{name}": up[rounds - 1]}
             if cost is not None:
                 found[f"cost_to_{name}"] = rounds * cost
+            if "hours" in found:
+                found[f"hours_to_{name}"] = history[rounds - 1]["clock_seconds"] / 3600
             if on != "test_accuracy" and history[rounds - 1].get("test_accuracy") is not None:
                 found[f"at_{name}_accuracy"] = history[rounds - 1]["test_accuracy"]
     return found
@@ -128,7 +133,8 @@ def summarise(
     for name in map(target_name, range(len(targets))):
         there = [run for run in runs if f"rounds_to_{name}" in run]
         row[f"reached_{name}"] = len(there)
-        for kind in ("rounds", "floats", "up") + (("cost",) if cost is not None else ()):
+        timed = any("hours" in run for run in runs)
+        for kind in ("rounds", "floats", "up") + ("cost",) * (cost is not None) + ("hours",) * timed:
             row |= moments(f"{kind}_to_{name}", runs)
             row |= {f"reached_{key}": z for key, z in moments(f"{kind}_to_{name}", there).items()}
     for name in (*ACCURACIES, "floats", "up", "dropped", "seconds", "memory_mb"):
@@ -196,6 +202,8 @@ def curves(outcomes: Sequence[Outcome]) -> Row:
         "floats": [statistics.fmean(one[t] for one in sent) for t in at],
         "accuracy": {str(outcome.seed): finite(outcome.accuracies) for outcome in good},
     }
+    if "clock_seconds" in first[-1]:
+        found["hours"] = [statistics.fmean(outcome.history[t]["clock_seconds"] for outcome in good) / 3600 for t in at]
     columns = [key for key, value in first[at[-1]].items() if key not in OTHER and isinstance(value, int | float)]
     for column in ["test_loss"] * bool(losses) + columns:
         found[column] = {str(outcome.seed): finite([outcome.history[t].get(column) for t in at]) for outcome in good}
@@ -231,12 +239,14 @@ MEASURED = {
     "qp": ("final_qp_violated", "final_qp_turned", "final_qp_residual"),
 }
 ALWAYS = (*ACCURACIES, "rounds_to_best", "final_train_loss", "floats", "up", "dropped", "seconds", "memory_mb")
+CONDITIONS = ("hours", "final_late", "final_coverage", "final_record_age", "final_oldest_record", "final_staleness")
 LOSSES = ("final_test_loss", "least_test_loss")  # in place of accuracies, for regression
 COLUMNS = (
     *LOSSES,
     *ALWAYS,
     "cost",
     "final_client_accuracy",
+    *CONDITIONS,
     *(column for columns in MEASURED.values() for column in columns),
 )
 NAMES = {
@@ -258,9 +268,16 @@ NAMES = {
     "least_gradient_norm": "least gradient norm",
     "mean_gradient_norm": "gradient norm, mean over rounds",
     "dropped": "dropped answers",
+    "hours": "virtual hours",
+    "late": "late clients",
+    "coverage": "share of clients that have come",
+    "record_age": "mean age of client records (rounds)",
+    "oldest_record": "age of the oldest client record (rounds)",
+    "staleness": "mean delay of uploads (server steps)",
+    "most_stale": "largest delay of an upload (server steps)",
 }
 TARGETS = r"(target|second|third|target_\d+)"
-OF_TARGET = (re.compile(rf"(rounds|floats|up|cost)_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))
+OF_TARGET = (re.compile(rf"(rounds|floats|up|cost|hours)_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))
 
 
 def label_of(column: str) -> str:
@@ -284,7 +301,10 @@ def is_column(name: str) -> bool:
 def check_column(where: str, name: str) -> None:
     """Raises ValueError if no study can have this column."""
     if not is_column(name):
-        known = [*COLUMNS, *(f"{kind}_to_{z}" for kind in ("rounds", "floats", "up", "cost") for z in ("target", "second"))]
+        known = [
+            *COLUMNS,
+            *(f"{kind}_to_{z}" for kind in ("rounds", "floats", "up", "cost", "hours") for z in ("target", "second")),
+        ]
         raise ValueError(f"{where} = {name!r} is not allowed{nearest(name, known)}")
 
 
@@ -309,6 +329,8 @@ def needs(name: str, branch: Branch, target_on: str) -> str | None:
         return "weight_decay > 0 (without it, final_train_set_loss is the objective)"
     if name == "final_client_accuracy" and not lookup(config.algorithm).facts.private:
         return "a method with layers of its own at every client, such as fedbn"
+    if kind == "hours" and config.clock is None:
+        return "a clock, for example clock = 'phones'"
     if kind == "cost" and branch.cost is None:
         return "a cost in the method's table"
     return None
