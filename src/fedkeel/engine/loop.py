@@ -43,6 +43,7 @@ from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.events import EventQueue, check_asynchronous
 from fedkeel.engine.fleet import Fleet
 from fedkeel.engine.folding import Answers, Folding
+from fedkeel.engine.loss import loss_name
 from fedkeel.engine.result import Clients, Run
 from fedkeel.engine.round_clock import RoundClock
 from fedkeel.engine.runners.runner import EngineChoice, Runner
@@ -127,7 +128,7 @@ class Trainer:
         self.store = (
             engine.remote.store if engine.remote else open_store(self.initial, most_clients, self.S, path, store == "disk")
         )
-        self.folding = Folding(self.algo, model.layers, self.store)
+        self.folding = Folding(self.work, self.store)
         self.parts: dict[str, Part] = {}  # what a checkpoint keeps beside server, buffers and client memory, by name
         if self.channel is not None:
             self.parts["channel"] = self.channel
@@ -462,7 +463,7 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         parts = (self.settings, self.algo, self.model, self.initial, self.t)
-        conditions = {"participation": self.schedule.identity} | self.conditions
+        conditions = {"participation": self.schedule.identity, "loss": loss_name(self.objective.loss)} | self.conditions
         return run_identity(*parts, data=self.fingerprint, frozen=self.frozen, conditions=conditions)
 
     def _checkpoint(self, due: bool) -> None:
@@ -489,6 +490,8 @@ class Trainer:
         """Goes back to the state of a checkpoint, after a check that it belongs to this run."""
         self.t, tensors, facts, self.history = saved.t, saved.tensors, saved.facts, history
         then = facts["identity"]
+        if then["data"] != self.fingerprint and self.fed.had_fingerprint(then["data"]):
+            then["data"] = self.fingerprint
         left_to_method = [name for name, value in dataclasses.asdict(self.given).items() if value is None]  # type: ignore[call-overload]
         # A checkpoint of an older version may lack hyper-parameters that the method has now: they had their defaults.
         check_same(then | {"algorithm": defaults(type(self.algo)) | then["algorithm"]}, self._identity(), left_to_method)

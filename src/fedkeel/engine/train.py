@@ -20,7 +20,7 @@ from fedkeel.core.steps import Loss, check_one_number
 from fedkeel.data.dataset_pool import DatasetPool, kind_of
 from fedkeel.data.federation import Federation, misplaced
 from fedkeel.data.tokens import as_model_reads
-from fedkeel.engine.evaluation import evaluating
+from fedkeel.engine.evaluation import evaluating, unchanged
 from fedkeel.engine.fleet import Fleet
 from fedkeel.engine.loop import Trainer
 from fedkeel.engine.loss import objective
@@ -301,7 +301,8 @@ def check_fit(model: FlatModel, fed: Federation, data: tuple[Any, Any], loss: Lo
         labels = data[1]
         x, y = model.cast(data[0][:2], fed.prepare), labels[:2].to(model.device)
     try:
-        with torch.enable_grad(), evaluating(model.module):  # in training mode, BatchNorm may refuse so few samples
+        # In training mode, BatchNorm may refuse so few samples.
+        with torch.enable_grad(), evaluating(model.module), unchanged(model.module):
             output = model.module(x)
     except Exception as error:
         raise _does_not_take(model, x, where, error) from error
