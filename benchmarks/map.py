@@ -21,6 +21,7 @@ SOURCE = ROOT / "src/fedkeel"
 CONTENTS = {
     "cli": "commands, options, terminal tables",
     "study": "comparisons, sweeps, recipes, reports",
+    "laws": "what every method obeys",
     "deploy": "Flower apps, messages, privacy",
     "runs": "named data and models, configuration",
     "engine": "training loop, runners, state, metrics",
@@ -31,9 +32,15 @@ CONTENTS = {
     "core": "what a method is written against",
     "files": "atomic files",
     "wording": "numbers as text",
+    "user_code": "finds package.module:name",
     "errors": "error classes",
 }
-LEAVES = ("errors", "files", "wording")  # nearly all layers import them: written into the boxes, not drawn as arrows
+LEAVES = (
+    "errors",
+    "files",
+    "user_code",
+    "wording",
+)  # nearly all layers import them: written into the boxes, not drawn as arrows
 ENTRIES = ("__init__", "__main__")  # the public names, and `python -m fedkeel`: above everything, not drawn
 WIDTH, LEFT, BOX, HEIGHT, STEP, TOP = 900, 150, 330, 50, 76, 60
 

@@ -37,7 +37,10 @@ class NotFinite(ValueError):
 
 def describe(error: BaseException) -> str:
     """The error in one line, with the name of its class."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # an exception of a client's code whose text cannot be made
+        text = ""
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 

@@ -117,11 +117,20 @@ def test_the_fingerprint_changes_with_data_and_split() -> None:
 
 
 def test_every_label_counts_in_the_fingerprint() -> None:
-    """The fingerprint samples the inputs but uses all labels: changing one of 100,000 is enough."""
+    """Changing one of 100,000 is enough."""
     x, y = np.zeros((100_000, 1), dtype=np.float32), np.zeros(100_000, dtype=np.int64)
     one = fk.Federation.from_arrays([(x, y)]).fingerprint()
     y[77_777] = 1
     assert fk.Federation.from_arrays([(x, y)]).fingerprint() != one
+
+
+def test_every_input_counts_in_the_fingerprint() -> None:
+    x, y = np.zeros((100_000, 1), dtype=np.float32), np.zeros(100_000, dtype=np.int64)
+    first = fk.Federation.from_arrays([(x, y)])
+    x[77_777] = 1
+    second = fk.Federation.from_arrays([(x, y)])
+    assert first.fingerprint() != second.fingerprint()
+    assert second.had_fingerprint(first.fingerprint(most_inputs=4096)), "version 0.1.0 did not see the difference"
 
 
 def test_unknown_data_name_its_neighbours() -> None:

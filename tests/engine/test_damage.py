@@ -273,3 +273,24 @@ def test_a_symlink_in_the_place_of_a_temporary_file_is_not_followed(tmp_path: Pa
         (tmp_path / "run" / f"{name}.part").symlink_to(victim)
     train(out=tmp_path / "run", rounds=1)
     assert victim.read_text() == "precious"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), Mute()], ids=["SystemExit", "an exception without a text"])
+def test_a_client_that_raises_something_strange_is_dropped(error: BaseException) -> None:
+    calls = []
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 5:
+            raise error
+        return torch.nn.functional.cross_entropy(output, target)
+
+    run = train(rounds=1, loss=loss, local_steps=1)
+    assert list(run.history[0]["faults"].values()) == [
+        type(error).__name__ + (": 0" if isinstance(error, SystemExit) else "")
+    ]

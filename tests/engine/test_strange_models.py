@@ -461,3 +461,41 @@ def test_a_time_limit_needs_worker_processes() -> None:
     with pytest.raises(ValueError, match=r"timeout = 5\.0 is not allowed with engine = 'vectorized'; it is for 'processes'"):
         train(mlp, engine="vectorized", timeout=5.0)
     assert train(mlp, engine="auto", timeout=60.0).engine == "processes"
+
+
+class Counting(nn.Module):
+    """A model that draws numbers and changes a buffer and an attribute, also when it is evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(64, 10), 0
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen += torch.rand(3)
+        return self.layer(x.flatten(1))
+
+
+def test_the_check_before_a_run_leaves_no_trace() -> None:
+    from fedkeel.core.flat import FlatModel
+    from fedkeel.engine.train import check_fit
+    from tests.tasks import digits_fed
+
+    fed, model = digits_fed(clients=4), FlatModel(Counting())
+    state = torch.random.get_rng_state()
+    check_fit(model, fed, (fed.x, fed.y), None)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert (model.module.calls, model.module.seen.tolist()) == (0, [0.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "why"), [(torch.zeros(2, dtype=torch.complex64), "is complex"), (torch.tensor([2**53 + 1]), "beyond 2")]
+)
+def test_buffers_that_would_lose_information_are_refused(buffer: torch.Tensor, why: str) -> None:
+    from fedkeel.core.flat import FlatModel
+
+    module = nn.Linear(2, 2)
+    module.register_buffer("table", buffer)
+    with pytest.raises(ValueError, match=f"its buffer table .*{why}"):
+        FlatModel(module)

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from fedkeel.engine.metrics import METRICS
-from fedkeel.engine.state.directory import check_same
+from fedkeel.engine.state.checkpoint import check_same
 from fedkeel.runs import from_config
 from fedkeel.runs.config import RunConfig
 from fedkeel.study.changes import set_values

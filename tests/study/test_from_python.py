@@ -1,5 +1,6 @@
 """Studies of Python objects: frames, differences, the best method, resuming, and the same numbers as the command line."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,7 +8,10 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.runs.config import SETTINGS
+from fedkeel.study.results.numbers import trial_score
 from fedkeel.study.study_result import StudyResult
+from tests.processes import forked, kill, until
 
 SHORT = {"rounds": 3, "local_steps": 2, "progress": False, "engine": "sequential"}
 
@@ -144,6 +148,45 @@ def test_a_grid_is_searched(fed):
     found = fk.compare(make, fed, {"fedavg": {"lr": [0.001, 0.5]}}, seeds=1, **SHORT)
     assert found.best.lr == 0.5
     assert found.table.chosen_lr.tolist() == [0.5]
+
+
+@pytest.mark.skipif("validation" not in SETTINGS, reason="runs cannot hold out validation data")
+def test_validation_data_decide_a_search(fed):
+    """The search must not look at the test data: here they are labels at random, and say nothing."""
+    x, y = fed.test
+    scrambled = dataclasses.replace(fed, test=(x, y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]))
+    settings = SHORT | {"validation": 0.3}
+    found = fk.compare(make, scrambled, {"fedavg": {"lr": [1e-6, 0.5]}}, seeds=1, **settings)
+    assert found.best.lr == 0.5
+    assert found.results["compared_by"] == "final_val_accuracy"
+
+
+def test_validation_comes_first_and_losses_stand_in_for_accuracies():
+    assert trial_score("best_accuracy", {"best_accuracy": 0.9, "best_val_accuracy": 0.8}) == "best_val_accuracy"
+    assert trial_score("best_accuracy", {"best_accuracy": 0.9}) == "best_accuracy"
+    assert trial_score("best_accuracy", {"least_test_loss": 0.9, "least_val_loss": 0.8}) == "least_val_loss"
+    assert trial_score("final_accuracy", {"final_accuracy": 0.9, "best_val_accuracy": 0.8}) == "final_accuracy"
+
+
+def test_reproduce_runs_a_recipe_of_a_paper():
+    here = {"data": "digits", "model": "logistic", "clients": 20, "rounds": 1, "local_epochs": 1}
+    found = fk.reproduce("gradma/fig8", scale="small", seeds=1, progress=False, **here)
+    assert "Changed by options" in found.results["about"]
+    assert found.frame.test_accuracy.notna().all()
+    with pytest.raises(ValueError, match="unknown name 'gradma/tab99'"):
+        fk.reproduce("gradma/tab99")
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on(fed, tmp_path):
+    settings = SHORT | {"rounds": 200, "jobs": 2, "seeds": 2}
+    whole = fk.compare(make, fed, ["fedavg", "scaffold"], **settings).frame
+    with forked(lambda: fk.compare(make, fed, ["fedavg", "scaffold"], out=tmp_path, **settings)) as child:
+        assert until(lambda: list(tmp_path.glob("*/checkpoint.safetensors")))
+        kill(child)
+    after = fk.compare(make, fed, ["fedavg", "scaffold"], out=tmp_path, **settings).frame
+    same = [name for name in whole if name != "seconds"]
+    assert after[same].equals(whole[same])
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,8 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
         _summary(mine, axes)
     if any(row["targets"] for row in rows):
         screen.print(f"floats: up and down, per participating client, until the target; {not_reached_note(rows)}")
+    if results["significance"] and len(results["seeds"]) > 1:
+        screen.print(results["significance"])
     for paper in results["paper"]:
         _beside_paper(rows, paper)
     for one in results["robustness"]:

@@ -87,6 +87,15 @@ def copy_of(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(z): z.detach().clone() for z in kept})
 
 
+def _check_buffers(module: nn.Module) -> None:
+    """Raises if a buffer would lose information: buffers are averaged and sent as float64."""
+    for name, _, _, b in _members(module, "_buffers"):
+        if b.is_complex():
+            raise ValueError(f"model: its buffer {name} is complex; use torch.view_as_real to make it a real one")
+        if not b.is_floating_point() and b.numel() and not torch.equal(b.double().to(b.dtype), b):
+            raise ValueError(f"model: its buffer {name} has whole numbers beyond 2^53, which would be rounded")
+
+
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -141,6 +150,7 @@ class FlatModel:
         # Where the buffers are, and the first tensor of each: a model may replace its buffers by new tensors.
         found = {id(b): (part, key, b) for _, part, key, b in _members(module, "_buffers") if b.numel()}
         self._buffers = list(found.values())
+        _check_buffers(module)
         wide = torch.float32 if self.device.type == "mps" else torch.float64  # MPS has no float64
         self._no_buffers = torch.zeros(0, dtype=wide, device=self.device)
         self.bound: Tensor | None = None

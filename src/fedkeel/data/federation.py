@@ -179,16 +179,16 @@ class Federation:
         labels = self.y.numpy() if self.order is None else self.y.numpy()[self.order]
         return np.bincount(owner * classes + labels, minlength=len(self) * classes).reshape(len(self), classes)
 
-    def fingerprint(self) -> str:
-        """A hash of all labels, of the split, and of up to 8191 inputs at regular distances.
+    def fingerprint(self, most_inputs: int | None = None) -> str:
+        """A hash of all inputs, of all labels and of the split.
 
-        For texts, a hash of all texts. For data sets, a hash of some of their samples.
+        For data sets, a hash of some of their samples.  most_inputs: take about this number of inputs at regular distances.
         """
         digest = hashlib.blake2b(digest_size=16)
         parts: list[Any] = [self.offsets, self.order]
         for x, y in [(self.x, self.y)] + ([] if self.test is None else [self.test]):
             if isinstance(x, Tensor):
-                parts += [x[:: max(1, len(x) // 4096)], y]
+                parts += [x if most_inputs is None else x[:: max(1, len(x) // most_inputs)], y]
             else:
                 digest.update(x.digest.encode() if isinstance(x, Texts) else x.digest())
                 parts.append(y)
@@ -199,8 +199,12 @@ class Federation:
                 digest.update(z.reshape(-1).view(torch.uint8).numpy().data)  # as bytes, because numpy has no bfloat16
         for step in (self.prepare, self.augment):
             if step is not None:
-                digest.update(_identity(step).encode())
+                digest.update(function_identity(step).encode())
         return digest.hexdigest()
+
+    def had_fingerprint(self, saved: Any) -> bool:
+        """Is this the fingerprint that version 0.1.0 made of these data? It took some of the inputs only."""
+        return bool(saved == self.fingerprint(most_inputs=4096))
 
 
 @dataclass(repr=False)
@@ -252,12 +256,12 @@ class Dataset:
         return Federation(self.x, self.y, offsets, np.concatenate(parts), self.test, origin, *rest)
 
 
-def _identity(step: Any) -> str:
+def function_identity(step: Any) -> str:
     """A text that identifies a function in every process: its name, or the values of a dataclass or partial."""
     if hasattr(step, "identity"):
         return str(step.identity)
     if isinstance(step, functools.partial):
-        return f"{_identity(step.func)}{step.args}{step.keywords}"
+        return f"{function_identity(step.func)}{step.args}{step.keywords}"
     if is_dataclass(step):
         return repr(step)
     name = step if hasattr(step, "__qualname__") else type(step)  # otherwise it is an object that can be called

@@ -13,7 +13,7 @@ from fedkeel.deploy.errors import ClientFailed, InvalidMessage
 from fedkeel.deploy.messages import ClientInfo
 from fedkeel.errors import describe
 
-MOST_SAMPLES = 1 << 40  # of one client; with larger numbers the sum over all clients could overflow
+MOST_SAMPLES = 10**8  # of one client; a client that claims more would take all the weight
 HELLO = f"{MessageType.QUERY}.hello"
 
 

@@ -162,6 +162,9 @@ class MessageExchange:
             theirs, ours = getattr(fields, name), getattr(request, name)
             if theirs != ours:
                 raise InvalidMessage(f"it answers for {name} {str(theirs)[:40]!r}, not {ours!r}")
+        self._check_names(content)
+        if abs(fields.loss) > self.supernodes.largest:  # NaN is allowed: a site may keep its loss for itself
+            raise InvalidMessage(f"its loss is {fields.loss:.3g}; at most {self.supernodes.largest:g} is allowed")
         without = fields_not_sent(self.runner.work.algo, self.exchange.roles(position))
         up = to_record(arrays_of(content, "up"), self.like, without)
         check_finite(up)
@@ -184,6 +187,12 @@ class MessageExchange:
                 self.supernodes.nodes.forget(self.exchange.ids[position])
             raise ClientFailed(reply.error.reason)
         return reply.content
+
+    def _check_names(self, content: RecordDict) -> None:
+        """Raises if a reply has records that nobody asked for: they would only take memory."""
+        allowed = {FIELDS, "up"} if self.private else {FIELDS, "up", "buffers"}
+        if extra := set(content) - allowed:
+            raise InvalidMessage(f"it has the records {sorted(name[:20] for name in extra)[:4]}, which nobody asked for")
 
     def _check_size(self, up: Record) -> None:
         largest = self.supernodes.largest

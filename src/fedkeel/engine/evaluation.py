@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedkeel.core.flat import FlatModel
@@ -60,6 +61,26 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+@contextlib.contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """For a trial of a module: afterwards its buffers and attributes are what they were, and so is the random state."""
+    before = [(part, dict(vars(part)), dict(part._buffers)) for part in module.modules()]
+    copies = [(b, b.clone()) for b in module.buffers()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
+    finally:
+        for part, attributes, buffers in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+            part._buffers.clear()
+            part._buffers.update(buffers)
+        with torch.no_grad():
+            for b, copy in copies:
+                b.copy_(copy)
 
 
 def at_a_time(x: Tensor) -> int:

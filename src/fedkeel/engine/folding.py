@@ -12,20 +12,19 @@ again, the run keeps all uploads from then on, because running everything twice 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.flat import Layers
-from fedkeel.core.records import exchanges_of
 from fedkeel.core.round import Round
-from fedkeel.core.sums import sums_asked
-from fedkeel.engine.client_work import Exchange, Uploads
+from fedkeel.core.sums import Sum, sums_asked
+from fedkeel.engine import totals
+from fedkeel.engine.client_work import ClientWork, Exchange, Uploads
 from fedkeel.engine.runners.runner import Runner
-from fedkeel.engine.totals import SumPlan, room
+from fedkeel.engine.totals import SumPlan
 
 Facts = Callable[[Exchange, list[int], bool], Round]
 REPEATS = 3  # so often clients may run again before the run keeps all uploads
@@ -44,12 +43,11 @@ class Answers:
 class Folding:
     """Runs the exchanges of a run."""
 
-    def __init__(self, algo: Algorithm, layers: Layers, store: Any) -> None:
-        self.store = store
-        # A step that has changed its own fields in place could not be tried again with all uploads.
-        needs_rows = bool(algo.facts.owns)
-        self.asked = {stage: None if needs_rows else sums_asked(algo, stage, layers) for stage in exchanges_of(algo)}
-        self.room: dict[str, int] = {}  # exchange -> how many of its uploads may be kept, as soon as one was seen
+    def __init__(self, work: ClientWork, store: Any) -> None:
+        self.work, self.store = work, store
+        self.upload_bytes = {stage: sum(z.nbytes for z in up) for stage, up in work.upload_templates().items()}
+        # exchange -> the sums that its server step needs; None: it needs single uploads
+        self.asked: dict[str, Counter[Sum] | None] = {}
         self.suspects: set[int] = set()  # clients that failed when they took part last
         self.repeats = 0
 
@@ -57,16 +55,14 @@ class Folding:
         """facts: the round as the server sees it, from (exchange, positions of the clients that answered, last).
         keep: the uploads are needed one by one.  least: with fewer answers than this, the exchange does not count."""
         stage = exchange.stage
-        small = self.room.get(stage, 0) >= len(exchange.ids)
-        if keep or small or self.repeats >= REPEATS or self.asked[stage] is None:
+        small = self.upload_bytes[stage] * len(exchange.ids) <= totals.KEEP
+        if keep or small or self.repeats >= REPEATS or self._sums(stage) is None:
             uploads = runner.run(exchange)
             return Answers(exchange, uploads, _named(exchange, uploads), uploads.cause)
         faults, cause = self._faults_of_suspects(runner, exchange, facts)
         left = _without(exchange, faults)
         while True:
             uploads = runner.run(self._folded(left, facts)) if left.ids else _nothing(left)
-            if uploads.up is not None:
-                self.room[stage] = room(z[:1] for z in uploads.up)
             new = _named(left, uploads)
             faults, cause = faults | new, cause or uploads.cause
             if not new or uploads.totals is None or len(new) == len(left.ids) or len(exchange.ids) - len(faults) < least:
@@ -76,6 +72,14 @@ class Folding:
             self.suspects |= set(map(int, new))
             self.repeats += 1
             left = _without(left, new)
+
+    def _sums(self, stage: str) -> Counter[Sum] | None:
+        algo = self.work.algo
+        if stage not in self.asked:
+            # A step that has changed its own fields in place could not be tried again with all uploads.
+            needs_rows = bool(algo.facts.owns)
+            self.asked[stage] = None if needs_rows else sums_asked(algo, stage, self.work.objective.model.layers)
+        return self.asked[stage]
 
     def discard(self, uploads: Uploads) -> None:
         """Frees the slots of an attempt that does not count."""
@@ -97,7 +101,7 @@ class Folding:
 
     def _folded(self, exchange: Exchange, facts: Facts) -> Exchange:
         """The exchange with the weights that its clients have if all of them answer."""
-        r, asked = facts(exchange, list(range(len(exchange.ids))), True), self.asked[exchange.stage]
+        r, asked = facts(exchange, list(range(len(exchange.ids))), True), self._sums(exchange.stage)
         assert asked is not None
         exchange.sums = SumPlan(asked, {"avg": r.p.tolist(), "share": r.weight.tolist()})
         return exchange

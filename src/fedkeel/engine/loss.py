@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional
 
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.steps import Loss, Objective
+from fedkeel.data.federation import function_identity
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -22,6 +25,11 @@ def cross_entropies(output: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(output, target, reduction="none")
     each = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
     return each.view(len(target), -1).mean(-1)
+
+
+def loss_name(loss: Any) -> str:
+    """A name for a loss, by which a resumed run knows it: as far as it can be named."""
+    return function_identity(cross_entropy if loss is functional.cross_entropy else loss)
 
 
 def objective(

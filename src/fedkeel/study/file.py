@@ -59,7 +59,8 @@ class Search(Part):
     seed: int = Field(default=1000, ge=0, description="The seed of the trials. No run that counts may have it.")
     metric: str = Field(
         default="best_accuracy",
-        description="The column of the table that decides: the largest accuracy, the least loss or cost.",
+        description="The column of the table that decides: the largest accuracy, the least loss or cost. By default "
+        "validation data decide if there are some (validation > 0), and otherwise the best test accuracy or test loss.",
     )
     rounds: int | None = Field(default=None, ge=1, description="Rounds of a trial (default: as the runs that count).")
     every: int | None = Field(

@@ -147,7 +147,7 @@ class Actor:
             record = self.initial if sent_task.mem is None else record_of(sent_task.mem, self.initial)
             try:
                 result = self.work.run_client(sent_task.task, down, buffers, record, samples)
-            except Exception as error:  # whatever a client's code raises is that client's fault
+            except (Exception, SystemExit) as error:  # whatever a client's code raises is that client's fault
                 faults[j] = describe(error)
                 continue
             up.put(j, result.up)

@@ -16,7 +16,7 @@ import torch
 from fedkeel.engine.client_work import ClientResult, ClientTask, ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state.store import Store
-from fedkeel.engine.totals import Totals, room
+from fedkeel.engine.totals import Totals
 from fedkeel.errors import describe
 
 
@@ -53,12 +53,11 @@ class Sequential:
             try:
                 result = run_client()
                 if stack is None:
-                    sums = exchange.sums if room(result.up) < S else None
-                    stack = RecordStack(result.up, S) if sums is None else Totals(sums, result.up)
+                    stack = RecordStack(result.up, S) if exchange.sums is None else Totals(exchange.sums, result.up)
                 stack.put(position, result.up)
-            except Exception as error:  # whatever a client's code raises is that client's fault
+            except (Exception, SystemExit) as error:  # whatever a client's code raises is that client's fault
                 uploads.faults[position] = describe(error)
-                uploads.cause = uploads.cause or error
+                uploads.cause = uploads.cause or (error if isinstance(error, Exception) else None)
                 continue
             uploads.buffers[position] = result.buffers
             uploads.losses[position] = result.loss

@@ -33,6 +33,7 @@ OLD_FORMAT = "fedkeel-checkpoint-1"  # of version 0.1.0: no checksums, and the h
 FACTS = "facts"  # the tensor that holds all that is no tensor, as JSON
 # Settings that checkpoints of version 0.1.0 lack, and what such a run had in their place.
 ADDED = {"memory_format": "contiguous", "precision": None}
+ADDED |= {"privacy": None, "uplink": None, "aggregation": "mean", "attack": None}
 UNREADABLE = (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, OverflowError, RecursionError)
 
 
@@ -186,8 +187,13 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collecti
     for part, ours in now.items():
         theirs = then.get(part)
         if part == "settings" and isinstance(theirs, dict):
-            # A condition that the checkpoint does not know was off.
-            theirs = dict.fromkeys(ours) | {key: value for key, value in ADDED.items() if key in ours} | theirs
+            # A condition that the checkpoint does not know was off. Version 0.1.0 did not write down the loss.
+            theirs = (
+                dict.fromkeys(ours)
+                | {"loss": ours.get("loss")}
+                | {key: value for key, value in ADDED.items() if key in ours}
+                | theirs
+            )
         if part in ("settings", "algorithm") and isinstance(theirs, dict):
             key = next((key for key in ours if not alike(key, theirs.get(key), ours[key])), None)
             if key is not None:

@@ -87,6 +87,10 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
         found["rounds_to_best"] = first_at(history, max(scores))
     elif losses := measured(history, "test_loss"):  # regression, or another task without classes
         found |= {"final_test_loss": losses[-1], "least_test_loss": min(losses)}
+    if held_out := measured(history, "val_accuracy"):
+        found["best_val_accuracy"] = max(held_out)
+    elif losses := measured(history, "val_loss"):
+        found["least_val_loss"] = min(losses)
     for column in [key for key in history[-1] if key not in OTHER]:
         if isinstance(history[-1][column], int | float):
             found[f"final_{column}"] = history[-1][column]
@@ -154,6 +158,14 @@ def deciding_score(rows: Sequence[Row]) -> str:
     """The column of the rows by which the methods of a study are compared."""
     columns = [SCORE_OF.get(column, f"final_{column}") for column in DECIDING]
     return next((one for one in columns if any(row.get(one) is not None for row in rows)), SCORE_OF["test_accuracy"])
+
+
+def trial_score(metric: str, numbers: Row) -> str:
+    """The number that decides between trials. The default metric gives validation data the first place."""
+    if metric != "best_accuracy":
+        return metric
+    names = ("best_val_accuracy", "least_val_loss", "best_accuracy", "least_test_loss")
+    return next((name for name in names if name in numbers), metric)
 
 
 def scores_by_seed(outcomes: Sequence[Outcome], score: str) -> dict[int, float]:
@@ -241,9 +253,11 @@ MEASURED = {
 ALWAYS = (*ACCURACIES, "rounds_to_best", "final_train_loss", "floats", "up", "dropped", "seconds", "memory_mb")
 CONDITIONS = ("hours", "final_late", "final_coverage", "final_record_age", "final_oldest_record", "final_staleness")
 LOSSES = ("final_test_loss", "least_test_loss")  # in place of accuracies, for regression
+VALIDATION = ("best_val_accuracy", "final_val_accuracy", "least_val_loss", "final_val_loss")
 COLUMNS = (
     *LOSSES,
     *ALWAYS,
+    *VALIDATION,
     "cost",
     "final_client_accuracy",
     *CONDITIONS,
@@ -325,6 +339,8 @@ def needs(name: str, branch: Branch, target_on: str) -> str | None:
     metric = next((metric for metric, columns in MEASURED.items() if name in columns), None)
     if metric and metric not in config.metrics:
         return f"metrics = [{metric!r}]"
+    if name in VALIDATION and not getattr(config, "validation", 0):
+        return "validation data, for example validation = 0.1"
     if name == "final_objective" and not config.weight_decay and "weight_decay" not in branch.grid:
         return "weight_decay > 0 (without it, final_train_set_loss is the objective)"
     if name == "final_client_accuracy" and not lookup(config.algorithm).facts.private:

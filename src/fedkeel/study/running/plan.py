@@ -19,7 +19,7 @@ from fedkeel.engine.state import directory
 from fedkeel.runs.config import RunConfig
 from fedkeel.runs.saved_config import difference, differences
 from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
-from fedkeel.study.results.numbers import NOT_RUN, Outcome, better_is_less, finite, of_run
+from fedkeel.study.results.numbers import NOT_RUN, Outcome, better_is_less, finite, of_run, trial_score
 from fedkeel.study.study import Branch, Study, path_of
 from fedkeel.wording import value_text
 
@@ -149,6 +149,7 @@ class StudyPlan:
         settings = {"rounds": search.rounds, "evaluate_every": search.every}
         settings = {key: z for key, z in settings.items() if z is not None}
         trials, errors = Trials(branch.grid, search.way, search.metric), []  # type: tuple[Trials, list[str | None]]
+        scored_by = search.metric
         for wave in trials.waves():
             outcomes = yield [
                 self._run(
@@ -162,7 +163,10 @@ class StudyPlan:
             for values, outcome in zip(wave, outcomes, strict=True):
                 cost = branch.cost_of(values)
                 scores = {} if outcome.error else of_run(outcome, branch.targets, self.study.target_on, cost)
-                trials.scores.append((values, finite(scores.get(search.metric))))
+                if scores:
+                    scored_by = trial_score(search.metric, scores)
+                    trials.less = better_is_less(scored_by)
+                trials.scores.append((values, finite(scores.get(scored_by))))
                 errors.append(outcome.error)
             if NOT_RUN in errors and chosen_before is None:
                 break  # The next wave depends on the scores of this one.

@@ -261,7 +261,7 @@ class StudyData:
         if key not in self.fingerprints:
             self.fingerprints[key] = self.loaded[key].fingerprint()
         name, fingerprint = self.complete[key]
-        if self.fingerprints[key] != fingerprint:
+        if self.fingerprints[key] != fingerprint and not self.loaded[key].had_fingerprint(fingerprint):
             raise ValueError(
                 f"data: {config.data} differs from what the complete run {name} was trained on (is it a part of the set, or "
                 "another copy?); choose another --out, or --fresh to replace all runs"
