@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 
-.PHONY: demo test test-slow test-gpu lint check bench map options clean
+.PHONY: demo test test-slow test-gpu attack lint check bench map options clean
 
 demo: $(READY)  ## compare seven methods on digits; writes runs/demo/report.html
 	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
@@ -18,6 +18,9 @@ test-slow: $(TESTED)  ## the slow tests: kills at random moments, large splits
 
 test-gpu: $(TESTED)  ## every method and engine on your GPU, against the CPU (docs/gpu.md); skipped without a GPU
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
+
+attack: $(TESTED)  ## a thousand corruptions of run directories, and a failure of every single write
+	FEDKEEL_ATTACKS=130 $(BIN)/python -m pytest tests/hostile
 
 lint: $(TESTED)  ## check format, lint and types
 	$(BIN)/ruff format --check .

@@ -58,6 +58,7 @@ OPTION_IN_PYTHON = {
     ("report", "formats"): '`study.plot().savefig("figure.pdf")`',
     ("report", "png"): '`study.plot().savefig("figure.png")`',
     ("algorithms", "name"): "`fk.algorithms()` lists them; `help(type(fk.algorithm(NAME)))`",
+    ("algorithms", "conditions"): "`fedkeel.channel.validity.CONDITIONS`",
     ("datasets show", "name"): "`fk.load(NAME).split(...).label_counts(classes)`",
     ("datasets show", "plot"): "`fedkeel.data.label_plot.write_bubbles(counts, path, title)`",
     ("check", "name"): '`fk.check("package.module:Class")`',

@@ -14,14 +14,15 @@ SOURCE = Path(fedkeel.__file__).parent
 LEAVES = {"errors", "files", "wording", "old_paths", "user_code"}
 MAY: dict[str, set[str]] = {
     # The public names, on first use.
-    "__init__": {"core", "data", "engine", "errors", "laws", "models", "runs", "study", "old_paths"},
+    "__init__": {"channel", "core", "data", "engine", "errors", "laws", "models", "runs", "study", "old_paths"},
     "__main__": {"cli"},
-    "cli": {"study", "laws", "deploy", "runs", "engine", "data", "methods", "core", "__version__", *LEAVES},
+    "cli": {"channel", "study", "laws", "deploy", "runs", "engine", "data", "methods", "core", "__version__", *LEAVES},
     "laws": {"engine", "data", "core", *LEAVES},
     "study": {"runs", "engine", "data", "core", *LEAVES},
-    "deploy": {"runs", "engine", "data", "core", *LEAVES},
+    "deploy": {"channel", "runs", "engine", "data", "core", *LEAVES},
     "runs": {"engine", "data", "models", "core", *LEAVES},
-    "engine": {"data", "rules", "core", "__version__", *LEAVES},
+    "engine": {"channel", "data", "rules", "core", "__version__", *LEAVES},
+    "channel": {"core", *LEAVES},
     "models": {"data", "core", *LEAVES},
     "data": LEAVES,
     "methods": {"rules", "core"},

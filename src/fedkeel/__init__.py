@@ -11,6 +11,25 @@ __version__ = "0.1.0"
 
 # Looked up on first use, so that `import fedkeel` and `fedkeel --help` do not wait for torch.
 _PUBLIC = {
+    "ALIE": "fedkeel.channel.attacks:ALIE",
+    "CentredClipping": "fedkeel.channel.aggregation:CentredClipping",
+    "GeometricMedian": "fedkeel.channel.aggregation:GeometricMedian",
+    "InnerProduct": "fedkeel.channel.attacks:InnerProduct",
+    "Krum": "fedkeel.channel.aggregation:Krum",
+    "LabelFlip": "fedkeel.channel.attacks:LabelFlip",
+    "LowRank": "fedkeel.channel.compression:LowRank",
+    "Median": "fedkeel.channel.aggregation:Median",
+    "ModelReplacement": "fedkeel.channel.attacks:ModelReplacement",
+    "MultiKrum": "fedkeel.channel.aggregation:MultiKrum",
+    "NormBound": "fedkeel.channel.aggregation:NormBound",
+    "Privacy": "fedkeel.channel.privacy:Privacy",
+    "Quantize": "fedkeel.channel.compression:Quantize",
+    "RandK": "fedkeel.channel.compression:RandK",
+    "RandomUpload": "fedkeel.channel.attacks:RandomUpload",
+    "Sign": "fedkeel.channel.compression:Sign",
+    "SignFlip": "fedkeel.channel.attacks:SignFlip",
+    "TopK": "fedkeel.channel.compression:TopK",
+    "TrimmedMean": "fedkeel.channel.aggregation:TrimmedMean",
     "Algorithm": "fedkeel.core.algorithm:Algorithm",
     "Dataset": "fedkeel.data.federation:Dataset",
     "EarlyStopping": "fedkeel.engine.callbacks:EarlyStopping",
@@ -44,6 +63,10 @@ _PUBLIC = {
 __all__ = sorted(_PUBLIC)
 
 if TYPE_CHECKING:
+    from fedkeel.channel.aggregation import CentredClipping, GeometricMedian, Krum, Median, MultiKrum, NormBound, TrimmedMean
+    from fedkeel.channel.attacks import ALIE, InnerProduct, LabelFlip, ModelReplacement, RandomUpload, SignFlip
+    from fedkeel.channel.compression import LowRank, Quantize, RandK, Sign, TopK
+    from fedkeel.channel.privacy import Privacy
     from fedkeel.core.algorithm import Algorithm, algorithms
     from fedkeel.core.algorithm import make as algorithm
     from fedkeel.data.federation import Dataset, Federation

@@ -249,12 +249,19 @@ def algorithms(
     name: Annotated[
         str | None, typer.Argument(help="A method, for its page. [dim]E.g. fedlada[/dim]", show_default=False)
     ] = None,
+    conditions: Annotated[
+        bool, typer.Option("--conditions", help="Which conditions (privacy, robust means, compression, attacks) are valid.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List all methods with their costs, or show the page of one."""
     from fedkeel.cli.tables import algorithm_page, algorithm_table
 
-    if json:
+    if conditions:
+        from fedkeel.cli.conditions import condition_table
+
+        condition_table(name, json)
+    elif json:
         from fedkeel.cli.listings import method_facts, print_json
         from fedkeel.core.algorithm import algorithms as names
 

@@ -43,7 +43,8 @@ def client_app(
     """The app that a SuperNode runs. `partition-id` in its node-config says which client it is: 0 to N - 1.
 
     model: the function that makes the model. Client and server must use the same one.
-    load_data: load_data(context) -> the (x, y) of this client. `context.node_config` holds the SuperNode's node-config.
+    load_data: load_data(context) -> the data of this client: a pair (x, y), a Dataset such as `from_csv(..., schema=)`,
+        or a data set of torch or of Hugging Face. `context.node_config` holds the SuperNode's node-config.
     algorithm: a name or fedkeel.algorithm(...). The server decides the hyper-parameters.
     step: step(model, batch) -> loss, instead of `loss`, as in `fedkeel.train`. The server needs the same one.
     mods: Flower's modifiers, such as LocalDpMod. A modifier that the method does not allow is refused (docs/deploy.md).

@@ -10,10 +10,11 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, arrays_size_mod, fixedclipping_mod, message_size_mod
 
+from fedkeel.channel.validity import why_sums_are_not_enough
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.deploy.arrays import check_raw, to_array
 from fedkeel.deploy.errors import APP_RAISED
-from fedkeel.deploy.privacy import why_noise_is_not_allowed, why_sums_are_not_enough
+from fedkeel.deploy.privacy import why_noise_is_not_allowed
 
 MEASURING = (message_size_mod, arrays_size_mod)  # leave messages as they are
 CENTRAL_NOISE = (fixedclipping_mod, adaptiveclipping_mod)  # need a Flower strategy that adds the noise

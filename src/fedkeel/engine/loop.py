@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.channel.channel import upload_bytes
 from fedkeel.core.algorithm import SERVER_HOOKS, Algorithm, Plan, defaults
 from fedkeel.core.device import at_border, check_device, check_round, round_on, to_device, to_host, wait_for
 from fedkeel.core.flat import FlatModel, set_memory_format
@@ -40,6 +41,7 @@ from fedkeel.engine.best_round import BestRound
 from fedkeel.engine.callbacks import Callback, RoundState, call_all
 from fedkeel.engine.client_scores import client_scores, held_out_batches
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, one_thread
+from fedkeel.engine.conditions import open_channel
 from fedkeel.engine.evaluation import OutputMetric, batches_of, evaluate
 from fedkeel.engine.events import EventQueue, check_asynchronous
 from fedkeel.engine.fleet import Fleet
@@ -70,6 +72,7 @@ class ExchangeResult:
 
     r: Round
     up: float  # mean floats that a client sent
+    up_bytes: float  # mean bytes of a client's upload as it travels
     loss: float  # weighted mean of the clients' losses
     faults: dict[str, str]  # client -> why it was dropped
     uploads: Any  # record of [S, ...], without the clients that failed; of [0, ...] if nobody kept the uploads
@@ -111,6 +114,9 @@ class Trainer:
         self.given = algo  # as the user gave it; `plan` fills in what follows from N, S, K and T
         self.algo = algo.plan(Plan(N=self.N, S=self.S, K=K, T=settings.rounds, fewest=fewest, layers=model.layers))
         settings.check_decay(self.algo)
+        self.channel = open_channel(settings, self.algo, model, self.schedule)
+        if self.channel is not None:
+            fed = self.channel.attacked(fed)
         self.ids: list[int] = []  # the clients of the present round
         self._set_clock(settings)
         self.work = ClientWork(self.algo, self.fed, objective, settings.seed, settings.batch, settings.lr_decay)
@@ -142,6 +148,8 @@ class Trainer:
         )
         self.folding = Folding(self.work, self.store)
         self.parts: dict[str, Part] = {}  # what a checkpoint keeps beside server, buffers and client memory, by name
+        if self.channel is not None:
+            self.parts["channel"] = self.channel
         if directory is not None:
             directory.recover(self._restore)
         self._saved, self._seconds_to_write = time.monotonic(), 0.0
@@ -207,7 +215,12 @@ class Trainer:
             return self._result()
 
     def _goes_on(self) -> bool:
-        return self.t < self.settings.rounds and not self.stopped
+        return self.t < self.settings.rounds and not self.stopped and not self._budget_spent()
+
+    def _budget_spent(self) -> bool:
+        """Would the next round spend more privacy than the run may?"""
+        channel = self.channel
+        return channel is not None and channel.spent_after(self.t, self.schedule.participants(self.t))
 
     def _round(self, runner: Runner) -> dict[str, Any]:
         start, t = time.perf_counter(), self.t
@@ -215,10 +228,10 @@ class Trainer:
         self.ids = exchange.ids
         if not self.ids:
             return self._end_round(start, self._empty_row(t) | columns)
-        expected, up, faults = len(self.ids), 0.0, {}
+        expected, up, up_bytes, faults = len(self.ids), 0.0, 0.0, {}
         if self.algo.surveys(t):
             survey = self._exchange(runner, dataclasses.replace(exchange, stage="survey"))
-            up, faults = survey.up, survey.faults
+            up, up_bytes, faults = survey.up, survey.up_bytes, survey.faults
             # What the server sends has changed. The clients keep the roles that they had in the survey.
             exchange = dataclasses.replace(exchange, down=down_record(self.algo, self.server), buffers=self.buffers)
             exchange = exchange.only([position for position, i in enumerate(self.ids) if str(i) not in faults])
@@ -229,11 +242,14 @@ class Trainer:
             "train_loss": result.loss,
             "up": up + result.up,
             "down": floats(exchange.down),
+            "up_bytes": up_bytes + result.up_bytes,
+            "down_bytes": sum(z.nbytes for z in exchange.down),
             "clients": result.r.S,
             "dropped": expected - result.r.S,
             "faults": faults | result.faults,
         }
         try:
+            row |= self.channel.columns() if self.channel is not None else {}
             row |= result.extra_columns | columns | self._evaluation(t) | (self.warmup_columns if t == 0 else {})
             if self.metrics and self._evaluates(t):
                 row |= self._measured(old, result)
@@ -292,6 +308,10 @@ class Trainer:
     def _empty_row(self, t: int) -> dict[str, Any]:
         """The row of a round to which nobody came: it changes nothing and costs nothing."""
         row: dict[str, Any] = {"round": t, "train_loss": math.nan, "up": 0.0, "down": 0, "clients": 0, "dropped": 0}
+        row |= {"up_bytes": 0.0, "down_bytes": 0}
+        if self.channel is not None:
+            self.channel.count("client", t, [])
+            row |= self.channel.columns()
         row |= {"faults": {}} | self._evaluation(t) | (self.warmup_columns if t == 0 else {})
         row |= self._own_evaluation(t, row)
         return row | (self.attendance.add(t, []) if self.attendance is not None else {})
@@ -313,7 +333,7 @@ class Trainer:
     def _exchange(self, runner: Runner, exchange: Exchange, last: bool = True) -> ExchangeResult:
         """Runs the clients, then the server's step with their uploads, then commits the clients' new records."""
         hook, planned = SERVER_HOOKS[exchange.stage], exchange
-        keep = bool(NEED_UPLOADS & set(self.metrics)) and self._evaluates(exchange.t)
+        keep = self.channel is not None or (bool(NEED_UPLOADS & set(self.metrics)) and self._evaluates(exchange.t))
         # `_warm_up` counts the faults of all its exchanges together.
         least = 0 if exchange.stage == "warmup" else min(self.settings.min_clients, len(exchange.ids))
         answers = self.folding.run(runner, exchange, self._round_facts, keep, least)
@@ -333,8 +353,12 @@ class Trainer:
         device = self.model.device
         up, buffers = at_border("upload", up, device), to_device(buffers, self.buffers.device)
         check_round(r, device)
-        given = up
-        if summed is not None:
+        given, received = up, None
+        mean: Callable[[Tensor], Tensor] = _with_sum_one(r).avg
+        if self.channel is not None:
+            received = self.channel.receive(exchange.stage, planned.ids, up, r)
+            given, facts, mean = received.given, received.facts, received.mean or mean
+        elif summed is not None:
             take = summed.take
             given, facts = sealed(up), SumsOnlyRound(**vars(r), total=lambda wanted: to_device(take(wanted), device))
         try:
@@ -346,23 +370,29 @@ class Trainer:
             # checked as uploads.
             check_finite(new, without=self.algo.facts.owns)
             self.server = new
-        except NotASum:  # the trial has missed something: from now on, keep the uploads of this exchange
+        except NotASum as error:  # the trial has missed something: from now on, keep the uploads of this exchange
+            if received is not None:  # single uploads must not pass the channel
+                raise RoundError(self.algo.name, exchange.t, None, hook, describe(error)) from error
             self.folding.asked[exchange.stage] = None
             self.folding.discard(uploads)
             return self._exchange(runner, planned, last)
         except Exception as error:
             raise RoundError(self.algo.name, exchange.t, None, hook, describe(error)) from error
         if self.model.has_buffers and hook == "server":
-            self.buffers = _with_sum_one(r).avg(buffers)
+            self.buffers = mean(buffers)
         for position, slot in uploads.slots.items():
             if position in uploads.faults:
                 self.store.discard(slot)
             else:
                 self.store.commit(exchange.ids[position], slot)
+        if received is not None and self.channel is not None:
+            self.channel.commit(exchange.stage, exchange.t, planned.ids, received)
         # Exact; a dot product may round differently for another alignment.
         loss = math.fsum((_with_sum_one(r).p.cpu() * losses).tolist())
+        uplink = self.channel.what.uplink if self.channel is not None and exchange.stage != "warmup" else None
+        up_bytes = upload_bytes(self.algo, up, r, uplink, sum(self.model.layers.sizes))
         return ExchangeResult(
-            r, mean_floats(self.algo, up, r), loss, answers.faults, up, uploads.extra_columns, answers.cause
+            r, mean_floats(self.algo, up, r), up_bytes, loss, answers.faults, up, uploads.extra_columns, answers.cause
         )
 
     def _check_enough(self, exchange: Exchange, answers: Answers) -> None:

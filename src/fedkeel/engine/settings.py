@@ -32,6 +32,7 @@ STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
 METRICS = ("train", "gradient_norm", "consistency", "drift", "tracking", "qp")  # engine/metrics.py measures them
 NEED_UPLOADS = {"consistency", "drift", "qp"}  # metrics that look at the uploads one by one
+CHANNEL = ("privacy", "uplink", "aggregation", "attack")  # settings of what is between clients and server
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # nothing can stop a client of these engines
 
 
@@ -170,6 +171,35 @@ class Settings:
         example="samples",
         choices=("uniform", "samples"),
     )
+    privacy: str | None = setting(
+        None,
+        "Differential privacy of clients: clipped uploads and noise on their sums; see docs/conditions.md.",
+        group="Conditions",
+        example="gaussian:clip=1,noise=0.8,delta=1e-5",
+        allowed="a text such as 'gaussian:clip=1,epsilon=8', or fedkeel.Privacy(...)",
+    )
+    uplink: str | None = setting(
+        None,
+        "Compression of uploads with error feedback: topk, randk or lowrank, then quantize or sign.",
+        group="Conditions",
+        example="topk:0.01+quantize:4",
+        allowed="a text such as 'topk:0.01+quantize:4', or a list such as [fedkeel.TopK(0.01)]",
+    )
+    aggregation: str = setting(
+        "mean",
+        "How the server averages: mean, median, trimmed, krum, multi-krum, geometric-median, norm or centred-clipping.",
+        group="Conditions",
+        example="trimmed:0.2",
+        allowed="a text such as 'trimmed:0.2', or an object such as fedkeel.TrimmedMean(0.2)",
+    )
+    attack: str | None = setting(
+        None,
+        "Clients that send something bad, in simulations: sign-flip, noise, model-replacement, alie, inner-product or "
+        "label-flip.",
+        group="Conditions",
+        example="sign-flip:0.2",
+        allowed="a text such as 'sign-flip:0.2', or an object such as fedkeel.SignFlip(0.2)",
+    )
     seed: int = setting(0, "Seed of initial weights, sampling and batches.", group="Training", example=1, least=0)
     evaluate_every: int = setting(
         1, "Rounds between evaluations; 0: only at the end.", group="Training", example=10, least=0
@@ -286,6 +316,7 @@ class Settings:
             "clip",
             "weights",
             "seed",
+            *CHANNEL,
         )
         values = {name: getattr(self, name) for name in names}
         return values | {"local_epochs": self.local_epochs or 1, "batch_size": self.batch}
@@ -330,6 +361,10 @@ class Settings:
             raise ValueError(
                 f"validation = {self.validation} is not allowed with clients on other machines; their data stay there"
             )
+        if any(getattr(self, name) != Settings.__dataclass_fields__[name].default for name in CHANNEL):
+            from fedkeel.engine.conditions import check_conditions
+
+            check_conditions(self, algo, remote)
         if self.metrics:
             from fedkeel.engine.metrics import check_defined
 
@@ -492,6 +527,10 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         ):
             raise refuse("device", value, allowed(field))
         return value
+    if field.name in CHANNEL and value != field.default:
+        from fedkeel.channel import words
+
+        return words.as_text(field.name, value) or field.default
     if field.name == "batch_size":
         return _batch_size(field, value)
     if field.default_factory is not dataclasses.MISSING:

@@ -127,6 +127,10 @@ def train(
     lr_schedule: str | Callable[[int], float] | None = Settings.lr_schedule,
     clip: float | None = Settings.clip,
     weights: str = Settings.weights,
+    privacy: Any = Settings.privacy,
+    uplink: Any = Settings.uplink,
+    aggregation: Any = Settings.aggregation,
+    attack: Any = Settings.attack,
     seed: int = Settings.seed,
     engine: str = Settings.engine,
     device: str = Settings.device,
@@ -170,6 +174,9 @@ def train(
     lr_schedule: "cosine", "step:30,60", "warmup:5", "warmup:5+cosine", or a function of t that returns a factor of lr.
     clip: largest norm of a corrected direction.
     weights: "uniform", or "samples" to weigh clients by their number of samples.
+    privacy: Privacy(...), differential privacy of clients.  uplink: compression, such as [TopK(0.01), Quantize(bits=4)].
+    aggregation: a mean that bad clients cannot move far, such as "median" or TrimmedMean(0.2).
+    attack: bad clients in a simulation, such as SignFlip(0.2).  See docs/conditions.md for these four.
     engine: auto, sequential, vectorized, compiled, processes or ray; see docs/engines.md.
     devices: several GPUs of this machine, each of which runs clients: ["cuda:0", "cuda:1"], or "all"; see docs/gpu.md.
     memory_format: "channels_last" is faster for convolutions; by default that of the model's parameters.
@@ -214,6 +221,10 @@ def train(
         lr_schedule=lr_schedule,
         clip=clip,
         weights=weights,
+        privacy=privacy,
+        uplink=uplink,
+        aggregation=aggregation,
+        attack=attack,
         seed=seed,
         evaluate_every=evaluate_every,
         validation=validation,

@@ -1,0 +1,133 @@
+"""Which conditions are valid for which method. No method declares this; it follows from its code.
+
+Each function returns the reason against a condition as words for an error message, or None if the condition is valid.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.core.algorithm import Algorithm, Plan
+from fedkeel.core.records import Record, TrialSteps, ZeroGrad, down_record, exchanges_of, small_layers, trial_upload
+from fedkeel.core.steps import Grad
+from fedkeel.core.sums import only_plain, sums_asked
+
+LAYERS = small_layers(2)
+D = sum(LAYERS.sizes)
+TRIALS = 4  # with other gradients each; a field with random signs is never negative in all of them with probability 2**-16
+
+
+def planned(method: Algorithm) -> Algorithm:
+    """The method for the smallest run: one client, one round."""
+    return method.plan(Plan(N=1, S=1, K=1.0, T=1, layers=LAYERS))
+
+
+def why_sums_are_not_enough(method: Algorithm) -> str | None:
+    """Why the server needs single uploads. None: sums are enough, so secure aggregation would be valid."""
+    method = planned(method)
+    for stage in exchanges_of(method):
+        if not only_plain(sums_asked(method, stage, LAYERS)):
+            return _looks(method, stage)
+    return None
+
+
+def why_not_privacy(method: Algorithm, where: str = "server") -> str | None:
+    """Noise on sums protects only what the server learns from sums. Noise on each upload protects everything."""
+    return why_sums_are_not_enough(method) if where == "server" else None
+
+
+def why_not_aggregation(method: Algorithm) -> str | None:
+    """A robust mean is of no use if the server also uses single uploads."""
+    method = planned(method)
+    for stage in exchanges_of(method):
+        if method.facts.owns or sums_asked(method, stage, LAYERS) is None:
+            return _looks(method, stage)
+    return None
+
+
+def why_not_uplink(method: Algorithm) -> str | None:
+    """Only vectors can be compressed."""
+    method = planned(method)
+    up = trial_upload(method, "client", LAYERS, torch.float32)
+    return None if any(z.shape[-1:] == (D,) for z in up) else "its clients send no vector of the model's size"
+
+
+def why_not_attack(method: Algorithm) -> str | None:
+    """Attackers change vectors."""
+    return why_not_uplink(method)
+
+
+def _looks(method: Algorithm, stage: str) -> str:
+    up = trial_upload(method, stage, LAYERS, torch.float32)
+    return f"its server step looks at each client's {' and '.join(up._fields)}, not just at their weighted sums"
+
+
+# Fields that are never negative --------------------------------------------------------------------------------------
+
+
+class RandomGrad(ZeroGrad):
+    """A mini-batch with a random gradient."""
+
+    steps: RandomSteps
+
+    def __call__(self, w: Tensor) -> Tensor:
+        return self.steps.drawn_like(w)
+
+    def plus(self, own: Any, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
+        return self.steps.drawn_like(w)
+
+    def loss(self, w: Tensor) -> Tensor:
+        return w.new_ones(1)
+
+
+class RandomSteps(TrialSteps):
+    """One local step with a random gradient."""
+
+    rng: torch.Generator
+
+    def drawn_like(self, w: Tensor) -> Tensor:
+        return torch.randn(w.shape, generator=self.rng, dtype=w.dtype)
+
+    def __iter__(self) -> Iterator[Grad]:
+        yield RandomGrad(self)
+
+    def full_grad(self, w: Tensor) -> Tensor:
+        return self.drawn_like(w)
+
+
+def never_negative(method: Algorithm, stage: str) -> frozenset[str]:
+    """The fields of an upload that are never negative, such as second moments. Noise must not make them so."""
+    method = planned(method)
+    signed: set[str] = set()
+    seen: set[str] = set()
+    try:
+        for number in range(TRIALS):
+            up = _random_upload(method, stage, number)
+            seen |= set(up._fields)
+            signed |= {name for name, z in up._asdict().items() if bool((z < 0).any()) or not bool((z > 0).any())}
+    except Exception:  # a method of the user's that cannot do this with so small a model
+        return frozenset()
+    return frozenset(seen - signed)
+
+
+def _random_upload(method: Algorithm, stage: str, number: int) -> Record:
+    server, mem = method.init(torch.zeros(D))
+    roles = method.draw(np.random.default_rng(0), [0])
+    steps = RandomSteps(LAYERS, list(roles), torch.float32)
+    steps.rng = torch.Generator().manual_seed(number)
+    return getattr(method, stage)(down_record(method, server), mem, steps)[0]
+
+
+CONDITIONS: dict[str, Callable[[Algorithm], str | None]] = {
+    "privacy": why_not_privacy,
+    "local privacy": functools.partial(why_not_privacy, where="client"),
+    "aggregation": why_not_aggregation,
+    "uplink": why_not_uplink,
+    "attack": why_not_attack,
+}
