@@ -31,6 +31,8 @@ OTHER = (
     "warmup_down",
     "bytes_up",
     "bytes_down",
+    "up_bytes",
+    "down_bytes",
     "clients",
     "dropped",
     "faults",
