@@ -156,7 +156,8 @@ def test_a_run_that_fails_says_how_to_continue(fedkeel):
 def test_a_damaged_checkpoint(fedkeel, tmp_path):
     fedkeel("run", *SMALL)
     (tmp_path / OUT / "summary.json").unlink()
-    (tmp_path / OUT / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
+    for name in ("checkpoint.safetensors", "checkpoint-previous.safetensors"):
+        (tmp_path / OUT / name).write_bytes(b"not a checkpoint")
     message = error_of(fedkeel("resume", OUT))
     assert f"checkpoint: {OUT}/checkpoint.safetensors is damaged" in message
 

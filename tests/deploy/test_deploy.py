@@ -26,6 +26,7 @@ from fedkeel.deploy.errors import InvalidMessage
 from fedkeel.deploy.flower import client_app
 from fedkeel.deploy.messages import FIELDS
 from fedkeel.deploy.server import serve
+from fedkeel.engine.state import directory
 from tests.deploy.flower_grid import HereGrid, context
 
 N = 4
@@ -124,7 +125,7 @@ def test_only_tracking_clients_send_their_tracking_variable(fed, tmp_path):
 def test_the_run_directory_is_that_of_a_run(fed, tmp_path):
     out = tmp_path / "run"
     run = deploy(make_grid(fed, "scaffold", tmp_path), fed, "scaffold", out=out)
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows = directory.history(out)
     assert rows == json.loads(json.dumps(run.history))
     assert rows[0]["answered"] == [int(i) for i in run.history[0]["answered"]]
     assert rows[0]["bytes_down"] > 0

@@ -479,12 +479,12 @@ class Counting(nn.Module):
 
 def test_the_check_before_a_run_leaves_no_trace() -> None:
     from fedkeel.core.flat import FlatModel
-    from fedkeel.engine.train import check_fit
+    from fedkeel.engine.train import OwnCode, check_fit
     from tests.tasks import digits_fed
 
     fed, model = digits_fed(clients=4), FlatModel(Counting())
     state = torch.random.get_rng_state()
-    check_fit(model, fed, (fed.x, fed.y), None)
+    check_fit(model, fed, (fed.x, fed.y), OwnCode())
     assert torch.equal(torch.random.get_rng_state(), state)
     assert (model.module.calls, model.module.seen.tolist()) == (0, [0.0] * 3)
 

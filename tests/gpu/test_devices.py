@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -62,8 +61,9 @@ def test_a_loss_with_tensors_is_copied() -> None:
 
 def test_a_client_that_fails_is_dropped() -> None:
     clients = [(FED[i].x.numpy().copy(), FED[i].y.numpy()) for i in range(5)]
-    clients[2] = (np.full_like(clients[2][0], np.nan), clients[2][1])
-    kw = {"fed": fk.Federation.from_arrays(clients), "cohort": 5}
+    fed = fk.Federation.from_arrays(clients)
+    fed.x[fed.offsets[2] : fed.offsets[3]] = torch.nan
+    kw = {"fed": fed, "cohort": 5}
     one, two = train(engine="sequential", **kw), train(devices=BOTH, **kw)
     same(one, two)
     assert list(two.history[0]["faults"]) == ["2"]

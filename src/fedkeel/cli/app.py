@@ -250,7 +250,11 @@ def algorithms(
         str | None, typer.Argument(help="A method, for its page. [dim]E.g. fedlada[/dim]", show_default=False)
     ] = None,
     conditions: Annotated[
-        bool, typer.Option("--conditions", help="Which conditions (privacy, robust means, compression, attacks) are valid.")
+        bool,
+        typer.Option(
+            "--conditions",
+            help="Which conditions (privacy, robust means, compression, attacks) are valid. [dim]E.g. --conditions[/dim]",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

@@ -64,6 +64,8 @@ def _own_split(kind: Splitter, labels: np.ndarray, clients: int | None, seed: in
         kind = kind(*(labels, clients, rng)[: len(needed)])
         if isinstance(kind, list | tuple) and len(kind) and all(np.ndim(part) == 1 for part in kind):
             return _checked_parts([np.asarray(part) for part in kind], len(labels), clients)
+    if kind is None:
+        raise ValueError("split: expected a name, not NoneType")
     owner = np.asarray(kind)
     if owner.shape != (len(labels),):
         raise ValueError(f"split: expected the owner of each of the {len(labels)} samples, not an array {list(owner.shape)}")

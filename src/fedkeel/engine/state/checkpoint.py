@@ -190,12 +190,8 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], theory: Collecti
         theirs = then.get(part)
         if part == "settings" and isinstance(theirs, dict):
             # A condition that the checkpoint does not know was off. Version 0.1.0 did not write down the loss.
-            theirs = (
-                dict.fromkeys(ours)
-                | {"loss": ours.get("loss")}
-                | {key: value for key, value in ADDED.items() if key in ours}
-                | theirs
-            )
+            unknown = ADDED | {"loss": ours.get("loss")}
+            theirs = {key: unknown.get(key) for key in ours} | theirs
         if part in ("settings", "algorithm") and isinstance(theirs, dict):
             key = next((key for key in ours if not alike(key, theirs.get(key), ours[key])), None)
             if key is not None:
