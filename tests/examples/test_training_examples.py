@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["regression", "each_client"])
 def test_example(name: str) -> None:
     runpy.run_path(str(EXAMPLES / f"{name}.py"))
