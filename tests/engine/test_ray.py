@@ -320,7 +320,7 @@ def test_a_script_with_lambdas_prints_nothing(free: Any, where: str) -> None:
 
 @pytest.mark.slow
 def test_an_address_without_a_cluster() -> None:
-    script = "from fedkeel.engine.ray import connect; connect('127.0.0.1:1')"
+    script = "from fedkeel.engine.runners.ray import connect; connect('127.0.0.1:1')"
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
     error = "ValueError: ray_address = '127.0.0.1:1': no cluster can be used there: ConnectionRefusedError"
     assert ended.stderr.splitlines()[-1].startswith(error)
