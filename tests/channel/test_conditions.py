@@ -12,7 +12,7 @@ from scipy import stats
 import fedkeel as fk
 from fedkeel.channel import validity
 from fedkeel.channel.accounting import NONE, POISSON, REPLACE, Accountant, Sampling, noise_for
-from fedkeel.channel.compression import Uplink
+from fedkeel.channel.compression import Link
 from fedkeel.channel.draws import generator
 from fedkeel.channel.words import as_text, conditions
 from fedkeel.core.flat import Layers
@@ -213,7 +213,7 @@ UPLINKS = [
 @pytest.mark.parametrize("text", UPLINKS)
 def test_counted_bytes_are_packed_bytes_and_unpack_to_the_same_numbers(text):
     layers = Layers([20 * 30, 30, 40], shapes=[(20, 30), (30,), (40,)])
-    uplink = Uplink(conditions("uplink", text), layers)
+    uplink = Link(conditions("uplink", text), layers)
     v = torch.randn(3, 670, generator=torch.Generator().manual_seed(0))
     draw = lambda i: generator(0, "test", i)  # noqa: E731
     arrived = uplink.send(v, [draw(i) for i in range(3)])
@@ -227,7 +227,7 @@ def test_counted_bytes_are_packed_bytes_and_unpack_to_the_same_numbers(text):
 def test_compressors_equal_torch_numpy_and_scipy():
     layers, rng = Layers([600], shapes=[(20, 30)]), generator(0)
     v = torch.randn(1, 600, generator=torch.Generator().manual_seed(0))
-    sent = lambda text: Uplink(conditions("uplink", text), layers).send(v, [rng])[0]  # noqa: E731
+    sent = lambda text: Link(conditions("uplink", text), layers).send(v, [rng])[0]  # noqa: E731
     quantised = torch.fake_quantize_per_tensor_affine(v[0], float(v.abs().max()) / 7, 0, -7, 7)
     torch.testing.assert_close(sent("quantize:4"), quantised)
     largest = np.argsort(-np.abs(v[0].numpy()))[:60]
@@ -287,3 +287,59 @@ def test_second_moments_are_found_to_be_never_negative():
         method = fk.algorithm(name)
         assert validity.never_negative(method, exchanges_of(method)[-1]) == {field}
     assert full_only("scaffold") is False
+
+
+@pytest.mark.parametrize("attack", ["label-flip:0.5", "model-replacement:fraction=0.5,scale=1"])
+def test_attackers_train_on_their_wrong_labels(attack):
+    """With one client per round, the run of an attacker differs and that of an honest client does not."""
+    who = conditions("attack", attack)[0].attackers(3, 20)
+    honest = next(i for i in range(20) if i not in who)
+    for client, differs in ((who[0], True), (honest, False)):
+        alone = {"rounds": 1, "cohort": [[client]]}
+        assert torch.equal(run("fedavg", **alone).params, run("fedavg", attack=attack, **alone).params) != differs
+
+
+# Downlink -------------------------------------------------------------------------------------------------------------
+
+
+def test_clients_start_from_the_rounded_model(tmp_path):
+    settings = {"downlink": fk.Quantize(4), "rounds": 3}
+    rounded = run(**settings)
+    d = len(rounded.params)
+    assert {row["down_bytes"] for row in rounded.history} == {2 * (4 + -(-d * 4 // 8))}  # x and c, and a scale for each
+    assert torch.equal(rounded.params, run(engine="processes", workers=2, **settings).params)
+    run(**settings | {"rounds": 2}, out=tmp_path / "x")
+    assert torch.equal(rounded.params, run(**settings, out=tmp_path / "x", resume=True).params)
+    assert not torch.equal(rounded.params, run().params)
+    fine = run(downlink="quantize:16")
+    torch.testing.assert_close(fine.params, run().params, atol=1e-3, rtol=0)
+    with pytest.raises(ValueError, match="clients that were absent need all numbers"):
+        run(downlink="topk:0.1")
+
+
+def test_virtual_seconds_count_the_bytes_that_travel():
+    ends = [run("fedavg", rounds=1, clock="phones", **z).history[0]["timeline"] for z in ({}, {"uplink": "sign"})]
+    plain, packed = ([end for _, _, end, _ in one] for one in ends)
+    assert all(a > b for a, b in zip(plain, packed, strict=True))
+
+
+# Weights by samples ---------------------------------------------------------------------------------------------------
+
+
+def test_capped_samples_weigh_clients_and_keep_the_sum_within_the_clip():
+    """By hand: sum of min(n, cap) / cap times dx, divided by the expected weight of the cohort."""
+    rng = np.random.default_rng(0)
+    sizes = [4, 9, 30, 12]
+    fed = fk.Federation.from_arrays([(rng.normal(size=(n, 3)).astype("f"), rng.integers(0, 2, n)) for n in sizes])
+    model = lambda: torch.nn.Linear(3, 2)  # noqa: E731
+    common = {"rounds": 1, "local_steps": 2, "batch_size": "all", "progress": False, "engine": "sequential"}
+    start = fk.train(model, fed, "fedavg", privacy="gaussian:clip=1e-30,noise=0", cohort=1, **common).params
+    dx = [fk.train(model, fed, "fedavg", cohort=[[i]], **common).params - start for i in range(4)]
+    u = np.minimum(sizes, 10) / 10
+    made = fk.train(
+        model, fed, "fedavg", cohort=[[0, 2]], weights="samples", privacy="gaussian:clip=9,noise=0,cap=10", **common
+    )
+    wanted = (u[0] * dx[0] + u[2] * dx[2]) / (2 / 4 * u.sum())
+    torch.testing.assert_close(made.params - start, wanted.float(), rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="cap is for weights = 'samples'"):
+        run("fedavg", privacy="gaussian:noise=1,cap=10")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +20,10 @@ from fedkeel.channel import privacy as private
 from fedkeel.channel.accounting import Accountant, Sampling, noise_for
 from fedkeel.channel.aggregation import Aggregation, Mean, inner_products
 from fedkeel.channel.attacks import Attack, flipped
-from fedkeel.channel.compression import Uplink
+from fedkeel.channel.compression import Link
 from fedkeel.channel.draws import generator
 from fedkeel.channel.privacy import Privacy
+from fedkeel.channel.sizes import Links
 from fedkeel.channel.validity import never_negative
 from fedkeel.channel.words import conditions
 from fedkeel.core.algorithm import Algorithm
@@ -38,7 +40,8 @@ class Conditions:
     """What a run has in its channel. None: nothing of that kind."""
 
     privacy: Privacy | None
-    uplink: Uplink | None
+    uplink: Link | None
+    downlink: Link | None
     aggregation: Aggregation | None
     attack: Attack | None
 
@@ -47,14 +50,20 @@ class Conditions:
         """The conditions that the settings name. None if they change nothing."""
         made: dict[str, Any] = {name: next(iter(conditions(name, texts[name])), None) for name in ("privacy", "attack")}
         rule: Any = next(iter(conditions("aggregation", texts["aggregation"])), Mean())
-        uplink = Uplink(conditions("uplink", texts["uplink"]), layers)
+        uplink = Link(conditions("uplink", texts["uplink"]), layers)
+        downlink = Link(conditions("downlink", texts["downlink"]), layers)
         found = cls(
             made["privacy"],
             None if uplink.neutral else uplink,
+            None if downlink.neutral else downlink,
             None if rule.neutral else rule,
             None if made["attack"] is None or made["attack"].neutral else made["attack"],
         )
-        return None if found == cls(None, None, None, None) else found
+        return None if found == cls(None, None, None, None, None) else found
+
+    @property
+    def links(self) -> Links:
+        return Links(self.uplink, self.downlink)
 
 
 @dataclass
@@ -77,8 +86,11 @@ class Channel:
         seed: int,
         sampling: Sampling,
         schedule: Callable[[], Sequence[Sequence[int]]],
+        samples: Sequence[int] | np.ndarray,
     ) -> None:
-        """sampling: how the clients of a round are chosen.  schedule: the clients of all rounds, if they must be counted."""
+        """sampling: how the clients of a round are chosen.  schedule: the clients of all rounds, if they must be counted.
+        samples: of every client."""
+        self.weights = private.capped(samples, what.privacy)  # [N]
         self.what, self.algo, self.seed, self.d, self.sampling = what, algo, seed, sum(layers.sizes), sampling
         self.attackers = set(what.attack.attackers(seed, sampling.N)) if what.attack else set()
         self.not_negative = {stage: never_negative(algo, stage) for stage in exchanges_of(algo)}
@@ -234,10 +246,12 @@ class Channel:
     ) -> Callable[[str, Tensor, Sum | None], Tensor]:
         """Sums of clipped uploads with noise. All sums of a field have the same noise.
 
-        The sum is divided by the number of clients that were to take part: who failed may depend on data.
+        The sum is divided by the number of clients that were to take part: who failed may depend on data. With a cap on
+        the samples that count, it is divided by the weight that this number of clients has in the mean.
         """
         lengths = private.norms(up._asdict(), privacy)
         clip, count = self._clip(privacy, stage), self.sampling.q * self.sampling.N or len(planned)
+        all_weights = float(self.weights.sum())
         scale = private.factors(lengths, clip)
         noise, purpose = self.noise, (r.t, stage, planned[0] if planned else -1)
         if privacy.quantile is not None:
@@ -247,13 +261,13 @@ class Channel:
                 torch.zeros(1, dtype=torch.float64), of_count if noise else 0.0, self.seed, *purpose, "count"
             )
             self.clips[stage] = private.next_clip(clip, lengths <= clip, int(count), float(drawn), privacy)
-        weights = {"avg": scale / count, "share": scale / self.sampling.N}
-        one = {"avg": 1 / count, "share": 1 / self.sampling.N}
+        one = {"avg": self.sampling.N / (count * all_weights), "share": 1 / all_weights}
+        scale = scale * self.weights[r.ids.cpu()]
 
         def total(kind: str, z: Tensor, wanted: Sum | None) -> Tensor:
             assert wanted is not None  # a model whose clients send something beside the upload was refused
             field = wanted.term.field
-            found = weighted_sum(weights[kind].to(z.device), z)
+            found = weighted_sum((scale * one[kind]).to(z.device), z)
             if noise:
                 deviation = noise * clip * privacy.scale_of(field)
                 found.add_(private.normal(found, deviation, self.seed, *purpose, field), alpha=one[kind])
@@ -304,14 +318,3 @@ class Channel:
             )
         self.clips = saved["clips"]
         self.accountant.restore(saved["spent"])
-
-
-def upload_bytes(algo: Algorithm, up: Any, r: Round, uplink: Uplink | None, d: int) -> float:
-    """The mean bytes of an upload as it travels. up: record of [S, ...]. Only clients with the role `tracks` send the fields
-    that the method declares as tracked."""
-    total = 0.0
-    for name, z in up._asdict().items():
-        small = uplink is not None and z.shape[1:] == (d,)
-        size = uplink.nbytes(z.element_size()) if small and uplink else math.prod(z.shape[1:]) * z.element_size()
-        total += size * (float(r.drawn.tracks.mean()) if name in algo.facts.tracked else 1.0)
-    return total

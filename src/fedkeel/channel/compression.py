@@ -4,7 +4,7 @@ An uplink has at most two steps. The first chooses what to send: the largest num
 of low rank (LowRank). The second says how many bits a number takes (Quantize, Sign). LowRank has no second step: coarse
 factors may make the error larger than the vector. No other uplink can do that, so error feedback stays bounded.
 
-`Uplink.send` does in a simulation what `pack` and `unpack` do with real bytes, with the same numbers.
+`Link.send` does in a simulation what `pack` and `unpack` do with real bytes, with the same numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -217,8 +217,8 @@ class Sign(Coder):
 KINDS: list[type[Compressor]] = [TopK, RandK, LowRank, Quantize, Sign]
 
 
-class Uplink:
-    """The steps of an uplink, for the vectors of a model with these layers."""
+class Link:
+    """The steps of an uplink or of the downlink, for the vectors of a model with these layers."""
 
     def __init__(self, steps: Sequence[Condition], layers: Layers) -> None:
         choosers = [step for step in steps if isinstance(step, Chooser)]
@@ -237,6 +237,10 @@ class Uplink:
         if self.coder is not None:
             values = self.coder.values(*self.coder.codes(values), v.dtype)
         return reduced.back(values)
+
+    def record(self, down: Any) -> Any:
+        """What clients get of the server's record, on a downlink. Vectors as long as the model are compressed."""
+        return type(down)(*(self.send(z[None], ())[0] if z.shape == (self.d,) else z for z in down))
 
     def _reduced(self, v: Tensor, rngs: Generators) -> Reduced:
         if self.chooser is None:
@@ -316,6 +320,15 @@ def check_order(steps: Sequence[Condition]) -> None:
         raise ValueError(
             f"uplink = {'+'.join(map(str, steps))!r} is not allowed; it must be topk or randk, then quantize or sign; "
             "or one of them or lowrank alone"
+        )
+
+
+def check_downlink(steps: Sequence[Condition]) -> None:
+    """A client that was absent has no older model to which a part could be added, so everybody needs all numbers."""
+    if any(not isinstance(step, Quantize) for step in steps):
+        raise ValueError(
+            f"downlink = {'+'.join(map(str, steps))!r} is not allowed; it must be quantize, such as quantize:8: clients "
+            "that were absent need all numbers"
         )
 
 

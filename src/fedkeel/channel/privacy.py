@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,8 @@ class Privacy(Condition):
     clip_lr: float = hp(0.2, "step size of a clip that follows a quantile", above=0)
     scales: str = hp("", "fields with another scale, such as dc=0.1;v=0.01: the field is divided by it before clipping")
 
+    cap: int | None = hp(None, "with weights = samples: more samples than this count as this number", least=1)
+
     def __init__(
         self,
         clip: float = 1.0,
@@ -52,11 +55,12 @@ class Privacy(Condition):
         quantile: float | None = None,
         clip_lr: float = 0.2,
         scales: str | Mapping[str, float] = "",
+        cap: int | None = None,
     ) -> None:
         """scales: also a dictionary, field -> scale."""
         if isinstance(scales, Mapping):
             scales = ";".join(f"{name}={value}" for name, value in scales.items())
-        values = (clip, noise, epsilon, delta, where, quantile, clip_lr, scales)
+        values = (clip, noise, epsilon, delta, where, quantile, clip_lr, scales, cap)
         for field, value in zip(dataclasses.fields(self), values, strict=True):
             object.__setattr__(self, field.name, value)
         self.__post_init__()
@@ -91,6 +95,17 @@ def norms(fields: Mapping[str, Tensor], privacy: Privacy) -> Tensor:
         squares = squares + norm.square()
     total: Tensor = squares.sqrt()
     return total
+
+
+def capped(samples: Sequence[int] | np.ndarray, privacy: Privacy | None) -> Tensor:
+    """[N] float64, the weight of every client in a sum: at most 1, so that no client moves the sum by more than `clip`.
+
+    Without a cap all clients have the weight 1.
+    """
+    sizes = torch.as_tensor(np.asarray(samples)).double()
+    if privacy is None or privacy.cap is None:
+        return torch.ones_like(sizes)
+    return sizes.clamp_max(privacy.cap) / privacy.cap
 
 
 def factors(lengths: Tensor, clip: float) -> Tensor:

@@ -19,6 +19,7 @@ MODULES = {
     "attack": "fedkeel.channel.attacks",
     "privacy": "fedkeel.channel.privacy",
     "uplink": "fedkeel.channel.compression",
+    "downlink": "fedkeel.channel.compression",
 }
 JOIN = "+"  # between the steps of an uplink
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.channel import validity
 from fedkeel.channel.accounting import NONE, POISSON, REPLACE, Accountant, Sampling
 from fedkeel.channel.channel import Channel, Conditions
-from fedkeel.channel.compression import check_order
-from fedkeel.channel.words import conditions
+from fedkeel.channel.compression import check_downlink, check_order
+from fedkeel.channel.words import MODULES, conditions
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.flat import FlatModel
 from fedkeel.engine.participation import Bernoulli, Schedule, Uniform, Weighted
@@ -27,12 +27,18 @@ def check_conditions(settings: Settings, algo: Algorithm, remote: bool) -> None:
     privacy: Any = next(iter(conditions("privacy", settings.privacy)), None)
     rule: Any = next(iter(conditions("aggregation", settings.aggregation)))
     check_order(conditions("uplink", settings.uplink))
+    check_downlink(conditions("downlink", settings.downlink))
     reasons: dict[str, str | None] = {}
     if privacy is not None:
         Accountant(Sampling(NONE, 1), 0.0, privacy.delta)  # raises if the package is missing
         reasons["privacy"] = validity.why_not_privacy(algo, privacy.where)
-        if privacy.where == "server" and settings.weights != "uniform":
-            reasons["privacy"] = "weights = 'samples' lets one client move the mean far; use weights='uniform'"
+        if privacy.where == "server" and (settings.weights == "samples") != (privacy.cap is not None):
+            reasons["privacy"] = (
+                "cap is for weights = 'samples'"
+                if privacy.cap is not None
+                else "weights = 'samples' lets one client move the mean far; use weights='uniform', or give cap, the "
+                "largest number of samples that counts"
+            )
         if privacy.where == "server" and not rule.neutral:
             reasons["privacy"] = f"aggregation = {settings.aggregation!r} is no sum, and noise is for sums"
         if privacy.where == "client" and settings.uplink is not None:
@@ -71,7 +77,7 @@ def sampling_of(settings: Settings, N: int, where: str) -> Sampling:
 
 def open_channel(settings: Settings, algo: Algorithm, model: FlatModel, schedule: Schedule) -> Channel | None:
     """The channel of a run; None if nothing is between clients and server."""
-    texts = {name: getattr(settings, name) for name in ("privacy", "uplink", "aggregation", "attack")}
+    texts = {name: getattr(settings, name) for name in MODULES}
     what = Conditions.read(texts, model.layers)
     if what is None:
         return None
@@ -85,7 +91,7 @@ def open_channel(settings: Settings, algo: Algorithm, model: FlatModel, schedule
     def cohorts() -> list[list[int]]:
         return [schedule.participants(t) for t in range(settings.rounds)]
 
-    channel = Channel(what, algo, model.layers, model.dtype, settings.seed, sampling, cohorts)
+    channel = Channel(what, algo, model.layers, model.dtype, settings.seed, sampling, cohorts, schedule.fed.sizes)
     if channel.spent_after(0, schedule.participants(0)):
         assert what.privacy is not None
         raise ValueError(f"privacy: epsilon = {what.privacy.epsilon!r} is spent before the first round; take more noise")

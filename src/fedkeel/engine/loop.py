@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.channel.channel import upload_bytes
+from fedkeel.channel.sizes import record_bytes, upload_bytes
 from fedkeel.core.algorithm import SERVER_HOOKS, Algorithm, Plan, defaults
 from fedkeel.core.device import at_border, check_device, check_round, round_on, to_device, to_host, wait_for
 from fedkeel.core.flat import FlatModel, set_memory_format
@@ -116,7 +116,7 @@ class Trainer:
         settings.check_decay(self.algo)
         self.channel = open_channel(settings, self.algo, model, self.schedule)
         if self.channel is not None:
-            fed = self.channel.attacked(fed)
+            self.fed = self.channel.attacked(self.fed)
         self.ids: list[int] = []  # the clients of the present round
         self._set_clock(settings)
         self.work = ClientWork(self.algo, self.fed, objective, settings.seed, settings.batch, settings.lr_decay)
@@ -163,9 +163,11 @@ class Trainer:
         self.conditions = settings.conditions()
         pace = None
         if settings.clock is not None:
+            from fedkeel.channel.sizes import NO_LINKS
             from fedkeel.engine.pace import Pace
 
-            pace = Pace(Fleet(settings.clock), settings.seed, self.algo, self.model, self.fed, settings.batch)
+            fleet, links = Fleet(settings.clock), self.channel.what.links if self.channel is not None else NO_LINKS
+            pace = Pace(fleet, settings.seed, self.algo, self.model, self.fed, settings.batch, links)
         began = 0.0
         if pace is not None and self.algo.warms_up():
             steps = settings.steps_of(self.fed.sizes).tolist()
@@ -233,7 +235,7 @@ class Trainer:
             survey = self._exchange(runner, dataclasses.replace(exchange, stage="survey"))
             up, up_bytes, faults = survey.up, survey.up_bytes, survey.faults
             # What the server sends has changed. The clients keep the roles that they had in the survey.
-            exchange = dataclasses.replace(exchange, down=down_record(self.algo, self.server), buffers=self.buffers)
+            exchange = dataclasses.replace(exchange, **self._now()._asdict())
             exchange = exchange.only([position for position, i in enumerate(self.ids) if str(i) not in faults])
         old = self.server
         result = self._exchange(runner, exchange)
@@ -243,7 +245,7 @@ class Trainer:
             "up": up + result.up,
             "down": floats(exchange.down),
             "up_bytes": up_bytes + result.up_bytes,
-            "down_bytes": sum(z.nbytes for z in exchange.down),
+            "down_bytes": record_bytes(exchange.down, self.channel.what.downlink if self.channel is not None else None),
             "clients": result.r.S,
             "dropped": expected - result.r.S,
             "faults": faults | result.faults,
@@ -277,7 +279,7 @@ class Trainer:
 
     def _arrived(self, queue: EventQueue, t: int) -> tuple[Exchange, dict[str, Any]]:
         """The clients whose uploads the server uses in its step t of an asynchronous run, and columns of the history."""
-        self.sent[t] = Sent(down_record(self.algo, self.server), self.buffers)
+        self.sent[t] = self._now()
         starts = queue.step()
         for version in self.sent.keys() - queue.needed() - {start.version for start in starts}:
             del self.sent[version]
@@ -303,7 +305,10 @@ class Trainer:
 
     def _now(self) -> Sent:
         """What the server would send now."""
-        return Sent(down_record(self.algo, self.server), self.buffers)
+        down = down_record(self.algo, self.server)
+        if self.channel is not None and self.channel.what.downlink is not None:
+            down = self.channel.what.downlink.record(down)
+        return Sent(down, self.buffers)
 
     def _empty_row(self, t: int) -> dict[str, Any]:
         """The row of a round to which nobody came: it changes nothing and costs nothing."""
@@ -390,7 +395,7 @@ class Trainer:
         # Exact; a dot product may round differently for another alignment.
         loss = math.fsum((_with_sum_one(r).p.cpu() * losses).tolist())
         uplink = self.channel.what.uplink if self.channel is not None and exchange.stage != "warmup" else None
-        up_bytes = upload_bytes(self.algo, up, r, uplink, sum(self.model.layers.sizes))
+        up_bytes = upload_bytes(self.algo, up, r, uplink)
         return ExchangeResult(
             r, mean_floats(self.algo, up, r), up_bytes, loss, answers.faults, up, uploads.extra_columns, answers.cause
         )

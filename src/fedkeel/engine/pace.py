@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedkeel.channel.sizes import NO_LINKS, Links, field_bytes, record_bytes
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import TrialSteps, ZeroGrad, down_record, exchanges_of
@@ -54,21 +55,30 @@ class Pace:
     """The virtual seconds of every client of a run."""
 
     def __init__(
-        self, fleet: Fleet, seed: int, algo: Algorithm, model: FlatModel, fed: Federation, batch: int | None
+        self,
+        fleet: Fleet,
+        seed: int,
+        algo: Algorithm,
+        model: FlatModel,
+        fed: Federation,
+        batch: int | None,
+        links: Links = NO_LINKS,
     ) -> None:
+        """links: how vectors are compressed on their way."""
         self.clients, self.sizes, self.batch = fleet.clients(seed, len(fed)), fed.sizes, batch
         self.operations = operations_per_sample(model, fed)
         self.tracked = algo.facts.tracked
         server, mem = algo.init(torch.zeros(len(model.vector()), dtype=model.dtype))
         down, buffers = down_record(algo, server), model.read_buffers().nbytes
-        self.down = sum(z.nbytes for z in down) + buffers
+        self.down = record_bytes(down, links.downlink) + buffers
         self.gradients: dict[str, tuple[int, int]] = {}  # exchange -> gradients per local step, and on all data
         self.up: dict[str, tuple[int, int]] = {}  # exchange -> bytes of all clients, and further bytes of those that track
         for stage in exchanges_of(algo):
             roles = algo.draw(np.random.default_rng(0), [0])
             steps = CountedSteps(model.layers, list(roles), model.dtype)
             up, _ = getattr(algo, stage)(down, mem, steps)
-            sizes = {name: z.nbytes for name, z in up._asdict().items()}
+            uplink = None if stage == "warmup" else links.uplink
+            sizes = {name: field_bytes(z.shape, z.element_size(), uplink) for name, z in up._asdict().items()}
             extra = sum(sizes.pop(name, 0) for name in self.tracked)
             self.gradients[stage], self.up[stage] = (steps.gradients, steps.full), (sum(sizes.values()) + buffers, extra)
 

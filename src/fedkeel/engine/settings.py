@@ -32,7 +32,7 @@ STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
 METRICS = ("train", "gradient_norm", "consistency", "drift", "tracking", "qp")  # engine/metrics.py measures them
 NEED_UPLOADS = {"consistency", "drift", "qp"}  # metrics that look at the uploads one by one
-CHANNEL = ("privacy", "uplink", "aggregation", "attack")  # settings of what is between clients and server
+CHANNEL = ("privacy", "uplink", "downlink", "aggregation", "attack")  # settings of what is between clients and server
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # nothing can stop a client of these engines
 
 
@@ -184,6 +184,13 @@ class Settings:
         group="Conditions",
         example="topk:0.01+quantize:4",
         allowed="a text such as 'topk:0.01+quantize:4', or a list such as [fedkeel.TopK(0.01)]",
+    )
+    downlink: str | None = setting(
+        None,
+        "Compression of what the server sends: quantize, rounded to the nearest.",
+        group="Conditions",
+        example="quantize:8",
+        allowed="a text such as 'quantize:8', or fedkeel.Quantize(8)",
     )
     aggregation: str = setting(
         "mean",

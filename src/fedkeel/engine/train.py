@@ -129,6 +129,7 @@ def train(
     weights: str = Settings.weights,
     privacy: Any = Settings.privacy,
     uplink: Any = Settings.uplink,
+    downlink: Any = Settings.downlink,
     aggregation: Any = Settings.aggregation,
     attack: Any = Settings.attack,
     seed: int = Settings.seed,
@@ -175,6 +176,7 @@ def train(
     clip: largest norm of a corrected direction.
     weights: "uniform", or "samples" to weigh clients by their number of samples.
     privacy: Privacy(...), differential privacy of clients.  uplink: compression, such as [TopK(0.01), Quantize(bits=4)].
+    downlink: compression of what the server sends, such as Quantize(bits=8).
     aggregation: a mean that bad clients cannot move far, such as "median" or TrimmedMean(0.2).
     attack: bad clients in a simulation, such as SignFlip(0.2).  See docs/conditions.md for these four.
     engine: auto, sequential, vectorized, compiled, processes or ray; see docs/engines.md.
@@ -223,6 +225,7 @@ def train(
         weights=weights,
         privacy=privacy,
         uplink=uplink,
+        downlink=downlink,
         aggregation=aggregation,
         attack=attack,
         seed=seed,

@@ -34,7 +34,7 @@ OLD_FORMAT = "fedkeel-checkpoint-1"  # of version 0.1.0: no checksums, and the h
 FACTS = "facts"  # the tensor that holds all that is no tensor, as JSON
 # Settings that checkpoints of version 0.1.0 lack, and what such a run had in their place.
 ADDED = {"memory_format": "contiguous", "precision": None, "lr_schedule": None, "validation": 0.0}
-ADDED |= {"privacy": None, "uplink": None, "aggregation": "mean", "attack": None}
+ADDED |= {"privacy": None, "uplink": None, "downlink": None, "aggregation": "mean", "attack": None}
 UNREADABLE = (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, OverflowError, RecursionError)
 
 
