@@ -108,6 +108,47 @@ def test_epochs_follow_the_sizes_that_clients_report(fed, tmp_path):
     assert torch.equal(here.params, there.params)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedbn"])
+def test_validation_at_the_sites_finds_what_the_simulator_finds(name, fed, tmp_path):
+    changes = {"validation": 0.25, "evaluate_on": "clients", "evaluate_every": 2, "lr_schedule": "cosine"}
+    here = simulate(fed, name, **changes)
+    there = deploy(make_grid(fed, name, tmp_path), fed, name, **changes)
+    assert torch.equal(here.params, there.params)  # so the sites held out the same samples
+    for ours, theirs in zip(here.history, there.history, strict=True):
+        measured = [key for key in ours if key.startswith(("val_", "clients_"))]
+        assert len(measured) == (10 if ours["round"] % 2 else 2)
+        for key in measured:
+            if name == "fedbn" and key.startswith("val_"):
+                continue  # its layers stay with the clients, and the simulator takes their mean
+            assert theirs[key] == (ours[key] and pytest.approx(ours[key], rel=1e-5, abs=1e-6))
+    assert there.history[-1]["val_clients"] == N
+    assert there.best_round == here.best_round or name == "fedbn"
+    assert there.history[-1]["bytes_down"] > there.history[-2]["bytes_down"]
+
+
+def test_sites_that_send_no_scores_are_left_out_of_the_validation(fed, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.deploy.test_deploy.model", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    grid, lines = make_grid(fed, "fedavg", tmp_path), []
+
+    def spoil(node, reply):
+        if reply.metadata.message_type != "evaluate" or node > 101:
+            return reply
+        if node == 100:
+            reply.content[FIELDS]["accuracy"] = 1.5
+            return reply
+        return Message(Error(code=99, reason="no scores today"), reply_to=grid.sent[-1])
+
+    grid.spoil = spoil
+    run = deploy(grid, fed, "fedavg", lines, validation=0.25, cohort=N)
+    assert [row["val_clients"] for row in run.history] == [N - 2] * 4
+    assert run.history[-1]["dropped"] == 0
+    assert any("client 0 sends no scores" in line and "between 0 and 1" in line for line in lines)
+    assert any("client 1 sends no scores" in line and "no scores today" in line for line in lines)
+    noisy = make_grid(fed, "fedavg", tmp_path, mods=[LocalDpMod(1.0, 0.0, 1.0, 1e-5)])
+    assert deploy(noisy, fed, "fedavg", lines, validation=0.25, cohort=N).history[-1]["val_clients"] == 0
+    assert any("adds noise to what it sends" in line for line in lines)
+
+
 def test_only_tracking_clients_send_their_tracking_variable(fed, tmp_path):
     algo = fk.algorithm("fadamgt", tracking=1)
     grid = make_grid(fed, algo, tmp_path)
@@ -168,7 +209,7 @@ def spoiled(content: RecordDict, how: str) -> None:
     elif how in ("round", "client"):
         facts[how] = facts[how] + 1
     elif how == "schema":
-        facts["schema"] = 2
+        facts["schema"] = 1
     elif how == "no facts":
         del content[FIELDS]
     elif how == "type":

@@ -127,6 +127,29 @@ def test_adapters_of_gpt2_have_as_many_parameters_as_in_the_paper() -> None:
     assert round(100 * trained / everything, 1) == 1.9
 
 
+@pytest.mark.filterwarnings("ignore")  # of peft, about its own future
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", [None, 1])
+def test_peft_loads_the_adapters_of_a_run_and_computes_the_same(folders, kind: str, layers: int | None, tmp_path) -> None:
+    import peft
+
+    run = train(folders[kind], rounds=4, validation=0.2, lora_layers=layers)
+    for which, model in (("final", run.model), ("best", run.best)):
+        folder = run.export(tmp_path / which, which=which)
+        base = transformers.AutoModelForSequenceClassification.from_pretrained(folders[kind], num_labels=2, pad_token_id=0)
+        theirs = peft.PeftModel.from_pretrained(base, str(folder)).eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        reading = backbone.load_tokenizer(folders[kind])
+        for text in strings()[0][:3]:
+            ids = torch.tensor(reading.encode([text], 40))
+            with torch.no_grad():
+                expected = theirs(**tokenizer(text, return_tensors="pt")).logits
+            # transformers applies the head of GPT-2 to all tokens and then takes one, which may round differently.
+            torch.testing.assert_close(model(ids).detach(), expected, rtol=1e-6, atol=1e-6)
+    assert float(sum(z.abs().sum() for name, z in run.model.state_dict().items() if "lora_B" in name)) > 0
+    assert "PeftModel" in (folder / "README.md").read_text()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_computes_what_transformers_computes(folders: dict[str, str], kind: str) -> None:
     """With adapters of zero it is the pretrained classifier, for texts of different lengths with the same padding."""

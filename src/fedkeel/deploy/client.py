@@ -1,4 +1,4 @@
-"""What a SuperNode does with a message: it introduces itself, or does its local work."""
+"""What a SuperNode does with a message: it introduces itself, does its local work, or evaluates a model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from fedkeel.deploy.arrays import arrays_of, to_arrays, to_record
 from fedkeel.deploy.client_memory import ClientMemory
 from fedkeel.deploy.errors import InvalidMessage, WrongClient, error_reply
 from fedkeel.deploy.local_data import as_federation
-from fedkeel.deploy.messages import FIELDS, ClientInfo, RunSettings, TrainReply, TrainRequest, fields_not_sent
+from fedkeel.deploy.messages import FIELDS, ClientInfo, RunSettings, ScoreRequest, TrainReply, TrainRequest, fields_not_sent
 from fedkeel.deploy.prepared_run import PreparedRun, prepare_run
+from fedkeel.deploy.validation import GlobalModel, score
 from fedkeel.engine.client_work import ClientResult, ClientTask, PrivateLayers, one_thread
 
 
@@ -50,6 +51,10 @@ class MessageHandler:
         """Does one client's part of a round."""
         return _reply(message, lambda: self._train(message.content, context))
 
+    def evaluate(self, message: Message, context: Context) -> Message:
+        """Says how good the server's model is on the samples that this client holds out."""
+        return _reply(message, lambda: self._score(message.content, context))
+
     def _introduce(self, context: Context) -> RecordDict:
         client = client_number(context)
         info = ClientInfo(client=client, samples=self._data_of(client, context).size(client))
@@ -57,16 +62,12 @@ class MessageHandler:
 
     def _train(self, content: RecordDict, context: Context) -> RecordDict:
         request = TrainRequest.read(content)
-        client = client_number(context)
-        if request.client != client:
-            raise WrongClient(f"this node is client {client}, not {request.client}")
-        if not re.fullmatch("[0-9a-f]{32}", request.run) or request.stage not in SERVER_HOOKS:
-            raise InvalidMessage(f"run = {request.run[:40]!r}, stage = {request.stage[:20]!r} are not a request of fedkeel")
+        client = _addressed(request, context)
+        if request.stage not in SERVER_HOOKS:
+            raise InvalidMessage(f"stage = {request.stage[:20]!r} is not a request of fedkeel")
         run = self._prepared(request.task)
         down = to_record(arrays_of(content, "down"), run.down)
-        buffers = run.buffers
-        if not run.private:
-            buffers = to_record(arrays_of(content, "buffers"), PrivateLayers(buffers)).values
+        buffers = _buffers(run, content)
         memory = mem = None
         if run.initial is not None:
             memory = ClientMemory(context, request.run, client, run.initial)
@@ -77,6 +78,18 @@ class MessageHandler:
         if memory:
             memory.write(request.base, request.record, result.mem)
         return self._content(run, request, result, fresh)
+
+    def _score(self, content: RecordDict, context: Context) -> RecordDict:
+        request = ScoreRequest.read(content)
+        client = _addressed(request, context)
+        if not self.sends_loss:
+            raise InvalidMessage("this site adds noise to what it sends; scores have none, so it does not send them")
+        run = self._prepared(request.task)
+        x = to_record(arrays_of(content, "model"), GlobalModel(run.down.x)).x
+        memory = ClientMemory(context, request.run, client, run.initial) if run.initial is not None else None
+        mem = None if memory is None else memory.read(request.base)
+        scores = score(run, request, self._data_of(client, context), x, _buffers(run, content), mem)
+        return RecordDict({FIELDS: scores.to_config()})
 
     def _content(self, run: PreparedRun, request: TrainRequest, result: ClientResult, fresh: bool) -> RecordDict:
         reply = TrainReply(
@@ -105,6 +118,23 @@ class MessageHandler:
         return self.prepared[settings]
 
 
+def _addressed(request: TrainRequest | ScoreRequest, context: Context) -> int:
+    """The number of this client. Raises if the request is for another one."""
+    client = client_number(context)
+    if request.client != client:
+        raise WrongClient(f"this node is client {client}, not {request.client}")
+    if not re.fullmatch("[0-9a-f]{32}", request.run):
+        raise InvalidMessage(f"run = {request.run[:40]!r} is not a request of fedkeel")
+    return client
+
+
+def _buffers(run: PreparedRun, content: RecordDict) -> Tensor:
+    """The model's buffers in a message. Private ones do not travel; then these are the initial ones."""
+    if run.private:
+        return run.buffers
+    return to_record(arrays_of(content, "buffers"), PrivateLayers(run.buffers)).values  # type: ignore[no-any-return]
+
+
 def client_number(context: Context) -> int:
     """Which client of the run this node is: `partition-id` in its node-config."""
     number = context.node_config.get("partition-id")
@@ -121,7 +151,7 @@ def _local_work(
 ) -> ClientResult:
     """The same call as in a simulation."""
     with one_thread(run.objective.model.device):
-        work, drawn = run.work_on(fed), json.loads(request.drawn)
+        work, drawn = run.work_on(fed, request.client), json.loads(request.drawn)
         # The only client of its exchange, so its position does not matter.
         task = ClientTask(request.stage, request.round, request.client, request.steps, drawn, 0, request.lr_factor)
         return work.run_client(task, down, buffers, mem)

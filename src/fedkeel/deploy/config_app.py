@@ -33,6 +33,10 @@ def client_from_config() -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         return _handler(context).train(message, context)
 
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return _handler(context).evaluate(message, context)
+
     return app
 
 

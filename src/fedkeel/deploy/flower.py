@@ -55,6 +55,7 @@ def client_app(
     app = ClientApp()
     app.query("hello")(handler.hello)
     app.train(mods=adapted)(handler.train)
+    app.evaluate()(handler.evaluate)
     return app
 
 

@@ -25,8 +25,6 @@ SIMULATION_KEYS = (
     "devices",
     "ray_address",
     "metrics",
-    "validation",
-    "evaluate_on",
 )
 HYPERPARAMETERS = "hyperparameters."
 

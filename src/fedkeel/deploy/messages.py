@@ -2,6 +2,7 @@
 
 A training request holds the fields of `TrainRequest`, the record `down` that goes to every client and, if the
 model has any, its `buffers`. A reply holds the fields of `TrainReply`, the upload `up`, and `buffers`.
+A request for scores holds the fields of `ScoreRequest`, the record `model` and `buffers`; a reply those of `ScoreReply`.
 `arrays.py` turns records into arrays.
 """
 
@@ -17,7 +18,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.deploy.errors import InvalidMessage
 
-SCHEMA = 1  # version of all messages; a receiver refuses any other
+SCHEMA = 2  # version of all messages; a receiver refuses any other
 FIELDS = "fedkeel"  # name of the ConfigRecord that holds a message's fields
 NEW = -1  # in place of a record number: the client has no record yet
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
@@ -85,6 +86,32 @@ class TrainReply(MessageFields):
     fresh: bool  # the client lost the record that it should start from, and started as a new client
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreRequest(MessageFields):
+    """The server wants to know how good its model is on the samples that a client holds out."""
+
+    run: str
+    round: int
+    client: int
+    base: int  # number of the client's record, whose layers are its own if the method is private
+    single: bool  # also the scores after a few local steps of the client
+    lr_factor: float
+    task: str  # JSON of RunSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreReply(MessageFields):
+    """The scores. NaN stands for an accuracy that is not defined, and for scores that were not asked for."""
+
+    run: str
+    round: int
+    client: int
+    accuracy: float  # of the model, with the client's own layers if the method is private
+    loss: float
+    accuracy_after: float  # after a few local steps
+    loss_after: float
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """What every client must know about the run. It stays the same during the run."""
@@ -99,6 +126,7 @@ class RunSettings:
     dtype: str
     memory_format: str  # of the model; it decides about the order of the numbers in all vectors
     precision: str | None
+    validation: float  # part of a client's samples that it holds out
     start: str  # hash of a new client's record, which may contain the initial model: all must have the same
 
     def to_json(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
@@ -26,6 +27,11 @@ class ClientNodes:
         self.samples: dict[int, int] = {}  # client -> number of samples; the first answer counts
         self._pending: dict[int, str] = {}  # node -> id of the unanswered message that asks who it is
         self._introduced: set[int] = set()  # nodes that have answered it
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of samples of every client, [N]."""
+        return np.array([self.samples[client] for client in range(self.N)])
 
     def connected(self) -> dict[int, int]:
         """The clients that are connected now -> their nodes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +18,7 @@ from fedkeel.deploy.arrays import DTYPES, record_digest
 from fedkeel.deploy.errors import InvalidMessage
 from fedkeel.deploy.messages import RunSettings
 from fedkeel.engine.client_work import ClientWork, PrivateLayers
+from fedkeel.engine.held_out import HeldOut, in_two_parts
 from fedkeel.engine.loss import objective
 from fedkeel.engine.machine import keep_freed_memory
 from fedkeel.engine.train import make_flat
@@ -31,15 +32,24 @@ class PreparedRun:
     initial: Record | None  # the record of a new client
     down: Record  # has the shapes and dtypes of what the server sends
     buffers: Tensor  # [b] of a new model
+    parts: dict[int, HeldOut] = field(default_factory=dict)  # by client, if the run has validation data
 
     @property
     def private(self) -> bool:
         """Do the buffers stay with the client? Then they are part of its record."""
         return bool(self.objective.model.private)
 
-    def work_on(self, fed: Federation) -> ClientWork:
-        """The local work of this run on these data."""
+    def held_out(self, fed: Federation, client: int) -> HeldOut:
+        """The client's data in two parts: those to train on, and those that are held out."""
+        if client not in self.parts:
+            self.parts[client] = in_two_parts(fed, self.settings.validation, self.settings.seed)
+        return self.parts[client]
+
+    def work_on(self, fed: Federation, client: int) -> ClientWork:
+        """The local work of this run on the client's data."""
         settings = self.settings
+        if settings.validation:
+            fed = self.held_out(fed, client).training
         return ClientWork(self.method, fed, self.objective, settings.seed, settings.batch_size, settings.lr_decay)
 
 

@@ -57,7 +57,8 @@ def serve(
     nodes = ClientNodes(grid, clients, log)
     run_name = _resumed_run(out, nodes) or _new_run(out, nodes, patience)
     min_clients = settings.get("min_clients", 1)
-    supernodes = SuperNodes(grid, nodes, run_name, timeout, patience, min_clients, largest, log)
+    validation = settings.get("validation", 0.0)
+    supernodes = SuperNodes(grid, nodes, run_name, timeout, patience, min_clients, largest, validation, log)
     rounds = settings["rounds"]
     result = train(
         model,
@@ -103,8 +104,7 @@ def _new_run(out: str | Path | None, nodes: ClientNodes, patience: float) -> str
 def _server_federation(nodes: ClientNodes, test: Any) -> Federation:
     """What the server knows about the data: how many samples each client has, and its test data."""
     test = test() if callable(test) else test
-    sizes = [nodes.samples[client] for client in range(nodes.N)]
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(nodes.sizes)]).astype(np.int64)
     nothing = torch.zeros(0)
     if isinstance(test, Federation):
         return dataclasses.replace(test, x=nothing, y=nothing, offsets=offsets, order=None)
@@ -119,6 +119,8 @@ def round_line(row: dict[str, Any], rounds: int) -> str:
     parts = [f"round {row['round'] + 1}/{rounds}", f"loss {row['train_loss']:.4g}"]
     if row.get("test_accuracy") is not None:
         parts.append(f"accuracy {row['test_accuracy']:.4f}")
+    if "val_clients" in row:
+        parts.append(f"validation loss {row['val_loss']:.4g} at {row['val_clients']} clients")
     parts.append(f"answered {' '.join(map(str, row['answered']))}" if "answered" in row else f"{row['clients']} clients")
     if row["dropped"]:
         parts.append(f"dropped {' '.join(row['faults'])}")

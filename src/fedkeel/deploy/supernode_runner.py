@@ -44,6 +44,7 @@ class SuperNodes:
     patience: float  # seconds to wait for missing clients if too few have replied
     min_clients: int
     largest: float  # no number in an upload may be larger
+    validation: float  # part of its samples that every client holds out
     log: Callable[[str], None]
     name: str = "flower"
 
@@ -51,7 +52,15 @@ class SuperNodes:
         self.store = RecordNumbers()
 
     def begin(self, work: ClientWork, initial: Record | None) -> SuperNodeRunner:
-        return SuperNodeRunner(self, work, initial)
+        self.runner = SuperNodeRunner(self, work, initial)
+        return self.runner
+
+    def validate(
+        self, t: int, x: Tensor, buffers: Tensor, lr_factor: float, single: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        from fedkeel.deploy.validation import ScoreExchange
+
+        return ScoreExchange(self.runner, t, x, buffers, lr_factor, single).result()
 
 
 class SuperNodeRunner:
@@ -59,7 +68,7 @@ class SuperNodeRunner:
 
     def __init__(self, supernodes: SuperNodes, work: ClientWork, initial: Record | None) -> None:
         self.supernodes, self.work, self.keeps_records = supernodes, work, initial is not None
-        self.settings = run_settings(work, record_digest(initial)).to_json()
+        self.settings = run_settings(work, supernodes.validation, record_digest(initial)).to_json()
         self.row: dict[str, Any] = {}  # entries for the round's row in metrics.jsonl
         self.t: int | None = None
 
@@ -211,7 +220,7 @@ class MessageExchange:
         return buffers
 
 
-def run_settings(work: ClientWork, start: str) -> RunSettings:
+def run_settings(work: ClientWork, validation: float, start: str) -> RunSettings:
     return RunSettings(
         algorithm=work.algo.name,
         hyperparameters=dataclasses.asdict(work.algo),  # type: ignore[call-overload]
@@ -223,6 +232,7 @@ def run_settings(work: ClientWork, start: str) -> RunSettings:
         dtype=dtype_name(work.objective.model.dtype),
         memory_format=work.objective.model.memory_format,
         precision=work.objective.precision,
+        validation=validation,
         start=start,
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -28,46 +28,57 @@ def held_out_batches(work: ClientWork, rows: np.ndarray) -> Iterator[tuple[Any, 
         yield work.cast(*work.fed.take_rows(rows[start : start + most]))
 
 
+class ClientScore(NamedTuple):
+    """Accuracy (None unless the targets are classes) and loss of a client on its held-out samples."""
+
+    before: dict[str, Any]  # of the global model
+    after: dict[str, Any]  # of the global model after a few local steps of the client
+
+
 def client_scores(
     work: ClientWork, held: HeldOut, x: Tensor, buffers: Tensor, store: Store, t: int, lr_factor: float
 ) -> dict[str, float]:
-    """Columns of the history: mean, worst tenth and spread of the clients' scores, and the mean gain of personal models.
-
-    Every client with held-out samples counts the same, however many it has. The spread is the standard deviation.
-    """
-    own = ClientWork(
-        make("fedavg", lr=getattr(work.method_at(t, lr_factor), "lr", 0.01)),
-        work.fed,
-        work.objective,
-        work.seed,
-        work.batch_size,
-        1.0,
-    )
-    model, down = work.objective.model, own.algo.init(x)[0]
-    before: dict[str, list[float]] = {"accuracy": [], "loss": []}
-    after: dict[str, list[float]] = {"accuracy": [], "loss": []}
+    """Columns of the history about the clients with held-out samples: see `score_columns`."""
+    model, scores = work.objective.model, []
     for client in held.clients.tolist():
-        rows, layers = held.rows_of(client), buffers
+        layers = buffers
         if model.private and client in store:  # its normalisation layers are its own
             layers = to_device(store.read(client).values, model.device)
-        task = ClientTask("client", t, client, PERSONAL_STEPS, {}, 0)
-        mem = PrivateLayers(layers) if model.private else None
-        try:
-            result = own.run_client(task, down, layers, mem)
-            personal, its_layers = x + result.up.dx, result.buffers.clone()
-        except NotFinite:  # such a client would keep the global model
-            personal, its_layers = x, layers
-        for found, point, buffer in ((before, x, layers), (after, personal, its_layers)):
-            score = evaluate(work.objective, point, buffer, held_out_batches(work, rows))
-            for name, values in found.items():
-                if score[name] is not None:
-                    values.append(score[name])
+        scores.append(score_client(work, client, held.rows_of(client), x, layers, t, lr_factor))
+    return score_columns(scores)
+
+
+def score_client(
+    work: ClientWork, client: int, rows: np.ndarray, x: Tensor, layers: Tensor, t: int, lr_factor: float
+) -> ClientScore:
+    """The scores of one client on these rows. layers: the buffers of the model, which may be the client's own."""
+    model = work.objective.model
+    fedavg = make("fedavg", lr=getattr(work.method_at(t, lr_factor), "lr", 0.01))
+    own = ClientWork(fedavg, work.fed, work.objective, work.seed, work.batch_size, 1.0)
+    task = ClientTask("client", t, client, PERSONAL_STEPS, {}, 0)
+    mem = PrivateLayers(layers) if model.private else None
+    try:
+        result = own.run_client(task, own.algo.init(x)[0], layers, mem)
+        personal, its_layers = x + result.up.dx, result.buffers.clone()
+    except NotFinite:  # such a client would keep the global model
+        personal, its_layers = x, layers
+    before = evaluate(work.objective, x, layers, held_out_batches(work, rows))
+    return ClientScore(before, evaluate(work.objective, personal, its_layers, held_out_batches(work, rows)))
+
+
+def score_columns(scores: Sequence[ClientScore]) -> dict[str, float]:
+    """Columns of the history: mean, worst tenth and spread of the clients' scores, and the mean gain of personal models.
+
+    Every client counts the same, however many samples it holds out. The spread is the standard deviation.
+    """
     columns: dict[str, float] = {}
-    for name, values in before.items():
-        if values:
-            gain = np.subtract(after[name], values) * (-1 if name == "loss" else 1)
-            columns |= _summary(f"clients_{name}", np.array(values), name == "loss")
-            columns[f"clients_{name}_gain"] = float(gain.mean())
+    for name in ("accuracy", "loss"):
+        known = [score for score in scores if score.before[name] is not None]
+        if known:
+            values = np.array([score.before[name] for score in known])
+            gain = np.array([score.after[name] for score in known]) - values
+            columns |= _summary(f"clients_{name}", values, name == "loss")
+            columns[f"clients_{name}_gain"] = float((-gain if name == "loss" else gain).mean())
     return columns
 
 

@@ -36,10 +36,17 @@ class HeldOut:
 
 
 def hold_out(fed: Federation, share: float, seed: int) -> HeldOut:
-    """Draws the held-out samples of every client. They depend on the seed, the client and its number of samples only."""
-    counts = held_out_sizes(fed.sizes, share)
-    if not counts.sum():
+    """Draws the held-out samples of every client. Raises if there are none."""
+    held = in_two_parts(fed, share, seed)
+    if not len(held.rows):
         raise refuse("validation", share, f"larger: no client has enough samples (the largest has {fed.sizes.max()})")
+    return held
+
+
+def in_two_parts(fed: Federation, share: float, seed: int) -> HeldOut:
+    """The held-out samples of a client depend on the seed, its number and its number of samples only. So a site that knows
+    no other client holds out the same ones."""
+    counts = held_out_sizes(fed.sizes, share)
     kept: list[np.ndarray] = []
     held: list[np.ndarray] = []
     for client, count in enumerate(counts.tolist()):

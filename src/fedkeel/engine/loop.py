@@ -525,15 +525,18 @@ class Trainer:
         """The scores on all held-out samples, and those of single clients if the run evaluates them."""
         if not self._evaluates(t):
             return {"val_accuracy": None, "val_loss": None}
-        batches = held_out_batches(self.work, held.rows)
-        found = evaluate(self.objective, self.server.x, self.buffers, batches, self.own_metrics.outputs)
+        at = (self.server.x, self.buffers)
+        single = self.settings.evaluate_on == "clients"
+        columns: dict[str, Any] = {}
+        if self.engine.remote is not None:
+            found, columns = self.engine.remote.validate(t, *at, self.lr_factor(t), single)
+        else:
+            found = evaluate(self.objective, *at, held_out_batches(self.work, held.rows), self.own_metrics.outputs)
+            if single:
+                columns = client_scores(self.work, held, *at, self.store, t, self.lr_factor(t))
         if self.best is None or self.best.is_worse_than(found):
             self.best = BestRound(t, found["accuracy"], found["loss"], self.server.x.clone(), self.buffers.clone())
-        row = {f"val_{name}": value for name, value in found.items()}
-        if self.settings.evaluate_on == "clients":
-            at = (self.server.x, self.buffers, self.store, t, self.lr_factor(t))
-            row |= client_scores(self.work, held, *at)
-        return row
+        return {f"val_{name}": value for name, value in found.items()} | columns
 
     # State on disk ------------------------------------------------------------------------------------------------
 

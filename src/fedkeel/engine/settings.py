@@ -364,10 +364,6 @@ class Settings:
                 "evaluate_on = 'clients' is not allowed with validation = 0; it uses the held-out part of every client, "
                 "for example validation = 0.2"
             )
-        if remote and self.validation:
-            raise ValueError(
-                f"validation = {self.validation} is not allowed with clients on other machines; their data stay there"
-            )
         if any(getattr(self, name) != Settings.__dataclass_fields__[name].default for name in CHANNEL):
             from fedkeel.engine.conditions import check_conditions
 

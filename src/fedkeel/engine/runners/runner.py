@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from fedkeel.engine.client_work import ClientResult, ClientTask, ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.machine import cores
@@ -36,6 +37,14 @@ class Remote(Protocol):
 
     def begin(self, work: ClientWork, initial: Any) -> Runner:
         """initial: the record of a client that takes part for the first time."""
+
+    def validate(
+        self, t: int, x: Tensor, buffers: Tensor, lr_factor: float, single: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Loss and accuracy of the model x on the clients' held-out samples, and further columns of the history.
+
+        single: the columns describe the scores of single clients, too.
+        """
 
 
 class Sequential:

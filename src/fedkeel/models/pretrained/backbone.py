@@ -25,6 +25,7 @@ class Backbone:
 
     model: Any  # a transformers model for sequence classification, without its last layer
     last: nn.Linear  # that layer: features [n, h] -> scores [n, classes]
+    head: str  # where that layer was in the model
     fresh: frozenset[str]  # parameters of model that the files did not hold
     pad: int  # the token id that fills short texts
 
@@ -100,7 +101,7 @@ def as_backbone(model: Any, missing: set[str]) -> Backbone:
     fresh = {name for name in missing if not name.startswith(f"{heads[-1]}.")}
     if f"{heads[-1]}.weight" in missing:
         fresh.add("last")
-    return Backbone(model, last, frozenset(fresh), model.config.pad_token_id)
+    return Backbone(model, last, heads[-1], frozenset(fresh), model.config.pad_token_id)
 
 
 def blocks_path(model: Any) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,6 +130,11 @@ class TextClassifier(nn.Sequential):
 
     one_by_one = "it skips the padding of each batch"  # the reason why the vectorized engine cannot run it
 
+    def __init__(self, reader: Reader, last: nn.Linear, name: str, head: str) -> None:
+        """name: the folder or the name of the pretrained model.  head: where its last layer was."""
+        super().__init__(reader, last)
+        self.name, self.head = name, head
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TextClassifier:
         memo.update(sharing(self))
         new = TextClassifier.__new__(TextClassifier)
@@ -144,6 +150,12 @@ class TextClassifier(nn.Sequential):
         """The adapters and the head. The frozen weights are in the files of the pretrained model."""
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         return {name: z for name, z in super().state_dict(*args, **kwargs).items() if name in trained}
+
+    def save_pretrained(self, folder: str) -> None:
+        """Writes the adapters and the head into a folder, from which peft loads them."""
+        from fedkeel.models.pretrained.adapter_folder import save_adapters
+
+        save_adapters(self, Path(folder))
 
 
 def classifier(name: str, classes: int, lora: Lora, texts: Sequence[Tensor] = ()) -> Callable[[], TextClassifier]:
@@ -165,7 +177,7 @@ def classifier(name: str, classes: int, lora: Lora, texts: Sequence[Tensor] = ()
     def make() -> TextClassifier:
         model, last = backbone.copy()
         adapt(model, lora)
-        return TextClassifier(Reader(model, *facts, hidden), last)
+        return TextClassifier(Reader(model, *facts, hidden), last, name, backbone.head)
 
     return make
 
