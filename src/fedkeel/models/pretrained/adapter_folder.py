@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save
 from torch import Tensor
@@ -35,10 +35,11 @@ tokenizer = AutoTokenizer.from_pretrained("this folder")
 
 
 def save_adapters(model: TextClassifier, folder: Path) -> None:
+    reader, last = model
     weights = {}
     for name, z in model.state_dict().items():
         weights[_place(model, name)] = z.detach().cpu().contiguous().clone()
-    pretrained = model[0].model
+    pretrained: Any = reader.model
     config = copy.copy(pretrained.peft_config[ADAPTER])
     config.task_type, config.inference_mode, config.base_model_name_or_path = "SEQ_CLS", True, model.name
     # Layers that are trained whole: the head, and layers that the files of the pretrained model do not hold.
@@ -48,7 +49,7 @@ def save_adapters(model: TextClassifier, folder: Path) -> None:
     named: dict[str, Tensor] = {f"base_model.model.{place}": z for place, z in weights.items()}
     write_atomically(folder / "adapter_model.safetensors", save(named, {"format": "pt"}))
     load_tokenizer(model.name).tokenizer.save_pretrained(str(folder))
-    facts = {"base": model.name, "classes": model[1].out_features, "pad": model[0].pad}
+    facts = {"base": model.name, "classes": last.out_features, "pad": reader.pad}
     write_atomically(folder / "README.md", README.format(**facts).encode())
 
 
