@@ -35,13 +35,22 @@ class NotFinite(ValueError):
     """A record contains NaN or infinity."""
 
 
+class OutOfRange(ValueError):
+    """A record contains a number that its field cannot have, such as a negative second moment."""
+
+
 def describe(error: BaseException) -> str:
     """The error in one line, with the name of its class."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # an exception of a client's code whose text cannot be made
         text = ""
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    return printable(f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__)
+
+
+def printable(text: str) -> str:
+    """The text without characters that a terminal would obey, such as the escape codes of colours and cursors."""
+    return "".join(z if z.isprintable() else "?" for z in text)
 
 
 def in_words(error: BaseException) -> str:

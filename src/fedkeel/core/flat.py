@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.device import to_device
 from fedkeel.core.torch_private import NORMS
+from fedkeel.errors import NotFinite, OutOfRange
 
 
 class Layers:
@@ -230,6 +233,26 @@ class FlatModel:
             return self._no_buffers
         now = [*self._own, *(part._buffers[key] for part, key, _ in self._buffers)]
         return torch.cat([b.detach().reshape(-1).double() for b in now])  # type: ignore[union-attr]
+
+    def check_buffers(self, values: Tensor, before: Tensor) -> None:
+        """Raises if a client has made buffers [b] that no model can have: not finite ones, or a negative variance or count.
+
+        before: what the client received. Buffers may be infinite from the start (masks of attention).
+        """
+        lost, impossible = before.isfinite() & ~values.isfinite(), values < self._least
+        if bool((lost | impossible).any()):
+            if bool(lost.any()):
+                raise NotFinite("the model's buffers are not finite")
+            raise OutOfRange("the model's buffers have a negative variance or count")
+
+    @functools.cached_property
+    def _least(self) -> Tensor:
+        """[b] the least value of every buffer: 0 for variances and counts of normalisation layers."""
+        parts = [torch.full((b.numel(),), -math.inf) for b in self._own]
+        for part, key, b in self._buffers:
+            counted = isinstance(part, NORMS) and key in ("running_var", "num_batches_tracked")
+            parts.append(torch.full((b.numel(),), 0.0 if counted else -math.inf))
+        return torch.cat([self._no_buffers, *(z.to(self._no_buffers) for z in parts)])
 
     def write_buffers(self, values: Tensor) -> None:
         """Sets all buffers from values [b]; whole-number buffers are rounded."""

@@ -16,7 +16,7 @@ from fedkeel.core.steps import Step
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.arrays import arrays_of, to_arrays, to_record
 from fedkeel.deploy.client_memory import ClientMemory
-from fedkeel.deploy.errors import InvalidMessage, WrongClient, error_reply
+from fedkeel.deploy.errors import InvalidMessage, WrongClient, WrongNodeConfig, error_reply
 from fedkeel.deploy.local_data import as_federation
 from fedkeel.deploy.messages import FIELDS, ClientInfo, RunSettings, ScoreRequest, TrainReply, TrainRequest, fields_not_sent
 from fedkeel.deploy.prepared_run import PreparedRun, prepare_run
@@ -139,7 +139,7 @@ def client_number(context: Context) -> int:
     """Which client of the run this node is: `partition-id` in its node-config."""
     number = context.node_config.get("partition-id")
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ValueError(
+        raise WrongNodeConfig(
             f"node-config: partition-id = {number!r} is not allowed; start the SuperNode with "
             "--node-config 'partition-id=0'. With N clients, give each number from 0 to N - 1 to one SuperNode"
         )

@@ -7,7 +7,9 @@ client keeps its last few records, because a server that resumes from its checkp
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedkeel.core.records import Record
+from fedkeel.core.ranges import check_ranges
+from fedkeel.core.records import Record, check_finite
 from fedkeel.deploy.arrays import to_arrays, to_record
-from fedkeel.deploy.errors import InvalidMessage
+from fedkeel.deploy.errors import InvalidMessage, WrongNodeConfig
 from fedkeel.deploy.messages import NEW
+from fedkeel.engine.state.checkpoint import checksum
 from fedkeel.files import write_atomically
 
 KEEP = 3  # records: the one to start from, the one that a survey made, the one that the local steps made
 FORMAT = "fedkeel-client-1"
+SUMS = "sums"  # in the file's metadata: a checksum of every tensor
 RUN = "fedkeel.run"  # in Context.state: the run that the records belong to
 PREFIX = "client."  # in Context.state: a record is called client.NUMBER
 
@@ -79,9 +84,12 @@ class ClientMemory:
                 if (file.metadata() or {}).get("format") != FORMAT:
                     return {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                sums = json.loads((file.metadata() or {}).get(SUMS, "{}"))
+            if any(sums.get(name, checksum(z)) != checksum(z) for name, z in tensors.items()):
+                return {}
             numbers = {int(name.partition(".")[0]) for name in tensors}
             return {number: self._record(tensors, number) for number in numbers}
-        except (OSError, SafetensorError, ValueError):
+        except (OSError, SafetensorError, ValueError, AttributeError):
             return {}  # missing, damaged, or written for another model or method
 
     def _record(self, tensors: dict[str, Tensor], number: int) -> Record:
@@ -92,7 +100,10 @@ class ClientMemory:
                 raise InvalidMessage(f"{field} of record {number} has another shape or dtype")
             # BLAS may round differently for another alignment, so torch allocates the memory.
             values.append(z.to(like.device, copy=True))
-        return type(self.initial)(*values)
+        record = type(self.initial)(*values)
+        check_finite(record)
+        check_ranges(record)
+        return record
 
     def _to_file(self) -> None:
         tensors = {
@@ -100,8 +111,12 @@ class ClientMemory:
             for number, record in self.records.items()
             for field, z in record._asdict().items()
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(self.path, save(tensors, {"format": FORMAT}), mode=0o600)
+        folder = self.path.parent
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.name == "posix" and folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise WrongNodeConfig("node-config: other users may write to the folder `state`; chmod go-w makes it safe")
+        sums = {name: checksum(z) for name, z in tensors.items()}
+        write_atomically(self.path, save(tensors, {"format": FORMAT, SUMS: json.dumps(sums)}), mode=0o600)
 
 
 def memory_directory(context: Context) -> Path:

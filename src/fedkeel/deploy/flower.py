@@ -23,7 +23,7 @@ from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.client import MessageHandler
 from fedkeel.deploy.flower_mods import adapted_mods, hides_uploads
-from fedkeel.deploy.limits import LARGEST, TIMEOUT
+from fedkeel.deploy.limits import LARGEST, MOST_SAMPLES, TIMEOUT
 from fedkeel.deploy.server import serve
 
 Pair = tuple[Any, Any]
@@ -69,6 +69,8 @@ def server_app(
     timeout: float = TIMEOUT,
     patience: float = TIMEOUT,
     largest: float = LARGEST,
+    most_samples: int = MOST_SAMPLES,
+    norm_bound: float | None = None,
     **settings: Any,
 ) -> ServerApp:
     """The app that the SuperLink runs: the round loop of `fedkeel.train`, with clients on SuperNodes.
@@ -79,6 +81,8 @@ def server_app(
     timeout: seconds that the clients of a round have for their reply.
     patience: seconds to wait for missing clients: for all before the first round, for `min_clients` in a round.
     largest: an upload that contains a larger number is refused.
+    most_samples: a client that says that it has more samples is not used.
+    norm_bound: uploads longer than this many times the median of their round are refused, such as 10; off by default.
     settings: those of `fedkeel.train`, such as rounds, cohort, local_steps, batch_size, weights, seed, min_clients.
     """
     app = ServerApp()
@@ -95,6 +99,8 @@ def server_app(
             timeout=timeout,
             patience=patience,
             largest=largest,
+            most_samples=most_samples,
+            norm_bound=norm_bound,
             **settings,
         )
 

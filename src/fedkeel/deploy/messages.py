@@ -42,6 +42,8 @@ class MessageFields:
                 "The other side has another version of fedkeel"
             )
         values: dict[str, Any] = {}
+        if extra := set(config) - {"schema", *(field.name for field in dataclasses.fields(cls))}:
+            raise InvalidMessage(f"it has the fields {sorted(name[:20] for name in extra)[:4]}, which nobody asked for")
         for field in dataclasses.fields(cls):
             value = config.get(field.name)
             if type(value) is not TYPES[str(field.type)]:

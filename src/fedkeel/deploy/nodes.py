@@ -11,18 +11,19 @@ from flwr.serverapp import Grid
 
 from fedkeel.deploy import polling
 from fedkeel.deploy.errors import ClientFailed, InvalidMessage
+from fedkeel.deploy.limits import Limits
 from fedkeel.deploy.messages import ClientInfo
 from fedkeel.errors import describe
 
-MOST_SAMPLES = 10**8  # of one client; a client that claims more would take all the weight
+NO_LIMITS = Limits()
 HELLO = f"{MessageType.QUERY}.hello"
 
 
 class ClientNodes:
     """The node of every client. Each node introduces itself when it connects, and no round waits for that."""
 
-    def __init__(self, grid: Grid, N: int, log: Callable[[str], None]) -> None:
-        self.grid, self.N, self.log = grid, N, log
+    def __init__(self, grid: Grid, N: int, log: Callable[[str], None], limits: Limits = NO_LIMITS) -> None:
+        self.grid, self.N, self.log, self.limits = grid, N, log, limits
         self.node_of: dict[int, int] = {}  # client -> node
         self.samples: dict[int, int] = {}  # client -> number of samples; the first answer counts
         self._pending: dict[int, str] = {}  # node -> id of the unanswered message that asks who it is
@@ -81,8 +82,9 @@ class ClientNodes:
         info = ClientInfo.read(reply.content)
         if not 0 <= info.client < self.N:
             raise InvalidMessage(f"it says that it is client {info.client}; clients go from 0 to {self.N - 1}")
-        if not 0 < info.samples <= MOST_SAMPLES:
-            raise InvalidMessage(f"it says that client {info.client} has {info.samples} samples")
+        most = self.limits.most_samples
+        if not 0 < info.samples <= most:
+            raise InvalidMessage(f"it says that client {info.client} has {info.samples} samples; 1 to {most} are allowed")
         if self.samples.setdefault(info.client, info.samples) != info.samples:
             raise InvalidMessage(
                 f"it says that client {info.client} has {info.samples} samples, not {self.samples[info.client]}"

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.data.federation import Federation
-from fedkeel.deploy.limits import LARGEST, TIMEOUT
+from fedkeel.deploy.limits import LARGEST, MOST_SAMPLES, TIMEOUT, Limits
 from fedkeel.deploy.nodes import ClientNodes
 from fedkeel.deploy.supernode_runner import SuperNodes
 from fedkeel.engine.result import Run
@@ -42,11 +42,14 @@ def serve(
     timeout: float = TIMEOUT,
     patience: float = TIMEOUT,
     largest: float = LARGEST,
+    most_samples: int = MOST_SAMPLES,
+    norm_bound: float | None = None,
     log: Callable[[str], None] = print_line,
     **settings: Any,
 ) -> Run:
     """Trains on the clients that are connected to the grid. `server_app` explains the arguments."""
-    for name, value in (("timeout", timeout), ("patience", patience), ("largest", largest)):
+    limits = Limits(largest, most_samples, norm_bound)
+    for name, value in (("timeout", timeout), ("patience", patience)):
         if not value > 0:
             raise refuse(name, value, "> 0")
     if settings.get("metrics"):
@@ -54,11 +57,11 @@ def serve(
             f"metrics = {settings['metrics']!r} is not allowed in a deployed run: "
             "they need the clients' data, and the server does not have them"
         )
-    nodes = ClientNodes(grid, clients, log)
+    nodes = ClientNodes(grid, clients, log, limits)
     run_name = _resumed_run(out, nodes) or _new_run(out, nodes, patience)
     min_clients = settings.get("min_clients", 1)
     validation = settings.get("validation", 0.0)
-    supernodes = SuperNodes(grid, nodes, run_name, timeout, patience, min_clients, largest, validation, log)
+    supernodes = SuperNodes(grid, nodes, run_name, timeout, patience, min_clients, limits, validation, log)
     rounds = settings["rounds"]
     result = train(
         model,

@@ -20,9 +20,11 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedkeel.core.algorithm import SERVER_HOOKS
+from fedkeel.core.ranges import check_ranges
 from fedkeel.core.records import Record, check_finite, trial_upload
 from fedkeel.deploy.arrays import arrays_of, count_bytes, dtype_name, record_digest, to_arrays, to_record
 from fedkeel.deploy.errors import WRONG_CLIENT, ClientFailed, InvalidMessage
+from fedkeel.deploy.limits import Limits
 from fedkeel.deploy.messages import FIELDS, NEW, RunSettings, TrainReply, TrainRequest, fields_not_sent
 from fedkeel.deploy.nodes import ClientNodes
 from fedkeel.deploy.polling import send_all
@@ -30,6 +32,7 @@ from fedkeel.deploy.record_numbers import RecordNumbers
 from fedkeel.engine.client_work import ClientWork, Exchange, PrivateLayers, RecordStack, Uploads
 from fedkeel.errors import describe
 
+FEWEST_NORMS = 3  # uploads whose median says which length is usual
 ASK_AGAIN = 5.0  # seconds before the clients that failed get another request
 
 
@@ -43,7 +46,7 @@ class SuperNodes:
     timeout: float  # seconds that clients have for a reply
     patience: float  # seconds to wait for missing clients if too few have replied
     min_clients: int
-    largest: float  # no number in an upload may be larger
+    limits: Limits  # of what a reply may contain
     validation: float  # part of its samples that every client holds out
     log: Callable[[str], None]
     name: str = "flower"
@@ -93,6 +96,7 @@ class SuperNodeRunner:
             end = end or time.monotonic() + self.supernodes.patience
             self.supernodes.log(f"{S - len(faults)} of {S} clients answered, {needed} are needed: asking the others again")
             time.sleep(min(ASK_AGAIN, self.supernodes.patience))
+        messages.drop_long()
         self.row["answered"] = sorted(exchange.ids[position] for position in range(S) if position not in faults)
         for position, why in sorted(faults.items()):
             self.supernodes.log(f"round {exchange.t}: client {exchange.ids[position]} is dropped: {why}")
@@ -114,10 +118,12 @@ class MessageExchange:
             slots={},
             extra_columns=runner.row,
         )
+        self.largest = runner.supernodes.limits.largest
         self.missing = set(range(S))  # positions of clients without a valid reply
         self.private = bool(model.private)
         self.down = to_arrays(exchange.down)  # the same object for all clients, so Flower uploads its bytes once
         self.buffers = None if self.private else to_arrays(PrivateLayers(exchange.buffers))
+        self.most_bytes = sum(z.nbytes for z in (*self.like, exchange.buffers))  # of the tensors in a reply
 
     def ask_missing(self) -> None:
         """Sends a request to every client without a valid reply, and waits for the replies."""
@@ -165,19 +171,23 @@ class MessageExchange:
     def _accept(self, position: int, reply: Message | Exception) -> None:
         """Checks a reply and stores its upload."""
         content = self._content(position, reply)
-        self.runner.row["bytes_up"] += count_bytes(content)
+        size = count_bytes(content)
+        self.runner.row["bytes_up"] += size
+        if size > self.most_bytes:
+            raise InvalidMessage(f"its tensors have {size} bytes; at most {self.most_bytes} are allowed")
+        self._check_names(content)
         fields = TrainReply.read(content)
         request = self._request(position)
         for name in ("run", "stage", "round", "client"):
             theirs, ours = getattr(fields, name), getattr(request, name)
             if theirs != ours:
                 raise InvalidMessage(f"it answers for {name} {str(theirs)[:40]!r}, not {ours!r}")
-        self._check_names(content)
-        if abs(fields.loss) > self.supernodes.largest:  # NaN is allowed: a site may keep its loss for itself
-            raise InvalidMessage(f"its loss is {fields.loss:.3g}; at most {self.supernodes.largest:g} is allowed")
+        if abs(fields.loss) > self.largest:  # NaN is allowed: a site may keep its loss for itself
+            raise InvalidMessage(f"its loss is {fields.loss:.3g}; at most {self.largest:g} is allowed")
         without = fields_not_sent(self.runner.work.algo, self.exchange.roles(position))
         up = to_record(arrays_of(content, "up"), self.like, without)
         check_finite(up)
+        check_ranges(up)
         self._check_size(up)
         self.uploads.buffers[position] = self._checked_buffers(content)
         self.uploads.losses[position] = fields.loss
@@ -188,6 +198,19 @@ class MessageExchange:
         if fields.fresh:
             self.runner.row["fresh"].append(fields.client)
             self.supernodes.log(f"client {fields.client} has lost its record and begins as a new client")
+
+    def drop_long(self) -> None:
+        """Drops the uploads that are much longer than the others, if the limits say so."""
+        factor, faults = self.supernodes.limits.norm_bound, self.uploads.faults
+        here = [position for position in range(len(self.exchange.ids)) if position not in faults]
+        if factor is None or len(here) < FEWEST_NORMS:
+            return
+        for name, z in self.uploads.up._asdict().items():
+            norms = torch.linalg.vector_norm(z[here].flatten(1).double(), dim=1)
+            most = factor * float(norms.median())
+            for position, norm in zip(here, norms.tolist(), strict=True):
+                if norm > most > 0:
+                    faults.setdefault(position, f"TooLong: {name} has norm {norm:.3g}; the round's bound is {most:.3g}")
 
     def _content(self, position: int, reply: Message | Exception) -> RecordDict:
         if isinstance(reply, Exception):
@@ -205,7 +228,7 @@ class MessageExchange:
             raise InvalidMessage(f"it has the records {sorted(name[:20] for name in extra)[:4]}, which nobody asked for")
 
     def _check_size(self, up: Record) -> None:
-        largest = self.supernodes.largest
+        largest = self.largest
         for name, z in up._asdict().items():
             if z.numel() and (size := float(z.abs().max())) > largest:
                 raise InvalidMessage(f"{name} has a number of size {size:.3g}; at most {largest:g} is allowed")
@@ -214,9 +237,9 @@ class MessageExchange:
         if self.private:
             return self.exchange.buffers
         buffers: Tensor = to_record(arrays_of(content, "buffers"), PrivateLayers(self.exchange.buffers)).values
-        # A buffer may be infinite from the start, such as a mask of attention. No other buffer may become so.
-        if bool((self.exchange.buffers.isfinite() & ~(buffers.abs() <= self.supernodes.largest)).any()):
-            raise InvalidMessage("the model's buffers are not finite, or too large")
+        self.runner.work.objective.model.check_buffers(buffers, self.exchange.buffers)
+        if bool((self.exchange.buffers.isfinite() & (buffers.abs() > self.largest)).any()):
+            raise InvalidMessage(f"the model's buffers have a number larger than {self.largest:g}")
         return buffers
 
 

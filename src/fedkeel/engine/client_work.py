@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.device import at_border, check_device, cuda_numbers, seed_generators, to_device, to_host
+from fedkeel.core.ranges import check_ranges
 from fedkeel.core.records import check_finite, exchanges_of, trial_upload
 from fedkeel.core.steps import Objective, OneClient, Workspace, in_pieces
 from fedkeel.core.torch_private import version
@@ -188,14 +189,15 @@ class ClientWork:
             new = PrivateLayers(after)
         check_device("upload", up, model.device)
         check_device("new client record", new, model.device)
-        # Buffers may be infinite from the start (masks of attention), but a client must not make them so.
-        lost = [(to_device(buffers, after.device).isfinite() & ~after.isfinite()).any()] if model.has_buffers else []
+        if model.has_buffers:
+            model.check_buffers(after, to_device(buffers, after.device))
         kept = to_host(new)  # the next line waits for the device, and so for this copy
-        read = check_finite(up, new, beside=[*lost, *steps.losses])
-        if lost and read[0]:
-            raise NotFinite("the model's buffers are not finite")
-        losses = read[len(lost) :]
-        return ClientResult(up, kept, after, math.fsum(losses) / len(losses) if losses else math.nan)
+        losses = check_finite(up, new, beside=steps.losses)
+        check_ranges(up, new)
+        loss = math.fsum(losses) / len(losses) if losses else math.nan
+        if math.isinf(loss):  # NaN is allowed: some methods and some sites do not know a loss
+            raise NotFinite("its loss is infinite")
+        return ClientResult(up, kept, after, loss)
 
     # Batches ------------------------------------------------------------------------------------------------------
 

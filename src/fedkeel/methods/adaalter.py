@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 
@@ -19,7 +20,7 @@ class Server(NamedTuple):
 
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
-    v: Tensor  # [d] the server's sum and this client's squared gradients
+    v: NotNegative  # [d] the server's sum and this client's squared gradients
 
 
 @algorithm(

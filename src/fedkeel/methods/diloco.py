@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.adam import adam_direction
@@ -24,8 +25,8 @@ class Down(NamedTuple):
 
 class Client(NamedTuple):
     a: Tensor  # [d] first moment
-    b: Tensor  # [d] second moment
-    n: Tensor  # [1] local steps that the moments have seen
+    b: NotNegative  # [d] second moment
+    n: NotNegative  # [1] local steps that the moments have seen
 
 
 class Up(NamedTuple):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.adam import Adam
@@ -23,8 +24,8 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     y: Tensor  # [d] this client's mean Adam direction when it last tracked
-    v: Tensor  # [d] second moment after its last round
-    v_hat: Tensor  # [d] largest second moment; empty unless `persist_vhat`
+    v: NotNegative  # [d] second moment after its last round
+    v_hat: NotNegative  # [d] largest second moment; empty unless `persist_vhat`
 
 
 class Up(NamedTuple):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.participation import need_everyone
@@ -30,7 +31,7 @@ class First(NamedTuple):
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
     m: Tensor  # [d] momentum after the local steps
-    v: Tensor  # [d] second moment after them
+    v: NotNegative  # [d] second moment after them
 
 
 @algorithm(

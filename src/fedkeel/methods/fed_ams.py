@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 
@@ -23,7 +24,7 @@ class Client(NamedTuple):
 
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
-    v: Tensor  # [d] second moment after the local steps
+    v: NotNegative  # [d] second moment after the local steps
 
 
 @algorithm(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.adam import adam_direction
@@ -23,7 +24,7 @@ class Server(NamedTuple):
 
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
-    v: Tensor  # [L] mean second moment of every parameter tensor after the local steps
+    v: NotNegative  # [L] mean second moment of every parameter tensor after the local steps
 
 
 @algorithm(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 
@@ -18,8 +19,8 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     last: Tensor  # [1] this client's last round, -1 before the first
-    total: Tensor  # [1] rounds in the intervals between its participations
-    intervals: Tensor  # [1] number of these intervals
+    total: NotNegative  # [1] rounds in the intervals between its participations
+    intervals: NotNegative  # [1] number of these intervals
 
 
 class Up(NamedTuple):

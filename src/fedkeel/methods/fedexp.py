@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 
@@ -23,7 +24,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     dz: Tensor  # [d] local model minus z
-    square: Tensor  # [1] squared norm of dz
+    square: NotNegative  # [1] squared norm of dz
 
 
 @algorithm(

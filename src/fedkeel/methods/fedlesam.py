@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.sam import unit
@@ -19,7 +20,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     x_old: Tensor  # [d] global model of this client's last round
-    seen: Tensor  # [1] 1 if there was such a round, else 0
+    seen: NotNegative  # [1] 1 if there was such a round, else 0
 
 
 class Up(NamedTuple):

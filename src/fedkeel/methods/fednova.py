@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import Positive
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 
@@ -23,7 +24,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
-    a: Tensor  # [1] how often this client's gradients count in dx: K for plain SGD
+    a: Positive  # [1] how often this client's gradients count in dx: K for plain SGD
 
 
 @algorithm(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.participation import need_everyone
@@ -23,7 +24,7 @@ class Client(NamedTuple):
     lam: Tensor  # [d] dual variable
     w: Tensor  # [d] last local model
     x0: Tensor  # [d] this client's estimate of the global model
-    talked: Tensor  # [1] 1 if x0 was sent, so that the server's mean replaces it; else 0
+    talked: NotNegative  # [1] 1 if x0 was sent, so that the server's mean replaces it; else 0
 
 
 class Up(NamedTuple):

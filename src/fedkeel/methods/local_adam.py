@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.adam import Adam
@@ -18,7 +19,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    v: Tensor  # [d] second moment after this client's last round
+    v: NotNegative  # [d] second moment after this client's last round
 
 
 class Up(NamedTuple):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.adam import Adam
@@ -20,7 +21,7 @@ class Server(NamedTuple):
 
 class Up(NamedTuple):
     dx: Tensor  # [d] local minus global model
-    v_hat: Tensor  # [d] largest second moment
+    v_hat: NotNegative  # [d] largest second moment
 
 
 @algorithm(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.loss_terms import contrast
@@ -19,7 +20,7 @@ class Server(NamedTuple):
 
 class Client(NamedTuple):
     x_prev: Tensor  # [d] this client's last local model
-    seen: Tensor  # [1] 1 if there is one, else 0
+    seen: NotNegative  # [1] 1 if there is one, else 0
 
 
 class Up(NamedTuple):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
 from fedkeel.core.hyperparameters import hp, planned
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.participation import need_everyone
@@ -22,7 +23,7 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     h: Tensor  # [d] control variate: estimate of this client's gradient at the minimiser
     w: Tensor  # [d] final local model of its last round
-    rate: Tensor  # [1] p / lr of that round, 0 before the first
+    rate: NotNegative  # [1] p / lr of that round, 0 before the first
 
 
 class Up(NamedTuple):

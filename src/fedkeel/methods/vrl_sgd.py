@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan, algorithm
 from fedkeel.core.hyperparameters import hp
+from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
 from fedkeel.rules.participation import need_everyone
@@ -20,7 +21,7 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     h: Tensor  # [d] estimate of this client's gradient minus the mean gradient
     w: Tensor  # [d] final local model of its last round
-    rate: Tensor  # [1] 1 / (lr K) of that round, 0 before the first
+    rate: NotNegative  # [1] 1 / (lr K) of that round, 0 before the first
 
 
 class Up(NamedTuple):

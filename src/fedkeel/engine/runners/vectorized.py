@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.device import at_border, check_device, stacked_on, to_device, to_host, wait_for
 from fedkeel.core.many_clients import ManyClients, ManyOracle
+from fedkeel.core.ranges import rows_outside
 from fedkeel.core.records import check_finite
 from fedkeel.core.steps import at_once
 from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
@@ -66,7 +67,8 @@ class Vectorized:
                     uploads.faults[positions[0]] = describe(error)
                     uploads.cause = uploads.cause or error
                 continue
-            bad = not_finite(up, new)
+            bad = not_finite(up, new) | rows_outside(up, new)
+            bad |= dict.fromkeys(losses.isinf().nonzero().flatten().tolist(), "NotFinite: its loss is infinite")
             uploads.faults |= {positions[row]: why for row, why in bad.items()}
             rows = [row for row in range(len(positions)) if row not in bad]
             places = [positions[row] for row in rows]
