@@ -202,5 +202,5 @@ def test_ranges_hold_in_a_simulation_too(fed: Any) -> None:  # noqa: F811
 
     bad = dataclasses.dataclass(frozen=True, kw_only=True)(Bad)(lr=1e-3)
     for engine in ("sequential", "vectorized", "processes"):
-        with pytest.raises(fk.RoundError, match="v_hat .*must be at least 0"):
+        with pytest.raises(fk.RoundError, match=r"v_hat .*must be at least 0"):
             fk.train(small_net(4), fed, bad, rounds=1, cohort=2, engine=engine, progress=False)
