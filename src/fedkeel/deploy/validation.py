@@ -131,8 +131,8 @@ class ScoreExchange:
         if (scores.run, scores.round, scores.client) != expected:
             raise InvalidMessage("it answers another request")
         for loss in (scores.loss, scores.loss_after)[: 1 + self.single]:
-            if not abs(loss) <= self.supernodes.largest:
-                raise InvalidMessage(f"its loss is {loss:.3g}; at most {self.supernodes.largest:g} is allowed")
+            if not abs(loss) <= self.supernodes.limits.largest:
+                raise InvalidMessage(f"its loss is {loss:.3g}; at most {self.supernodes.limits.largest:g} is allowed")
         if not all(math.isnan(z) or 0 <= z <= 1 for z in (scores.accuracy, scores.accuracy_after)):
             raise InvalidMessage("its accuracy is not between 0 and 1")
         return scores
