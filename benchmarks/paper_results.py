@@ -44,6 +44,7 @@ from fedkeel.study.results.collect import ORIGIN
 from fedkeel.study.results.numbers import NOT_RUN
 
 RESULTS = Path(__file__).parents[1] / "results"
+STUDIES = Path(__file__).parent / "studies"  # the papers' claims in other regimes than those of our recipes
 NUMBERS = ("config.toml", "metrics.jsonl", "summary.json")  # files of a run that are kept; not its checkpoint
 
 # LeNet-5 replaces ResNet-18, and T is smaller, where the paper's scale would take weeks. The README of a result says so.
@@ -82,7 +83,7 @@ COMMANDS = {
     "lada-tab5": f"reproduce lada/tab5 --data cifar10 {LENET} --rounds 200",
     "lada-tab10": f"reproduce lada/tab10 {LENET} --rounds 200",
     "lada-fig8": f"reproduce lada/fig8 {LENET} --rounds 200",
-}
+} | {path.stem: f"compare STUDIES/{path.name}" for path in sorted(STUDIES.glob("*.toml"))}
 
 OTHER_TABLE = {
     name: "gradma/tab1" for name in COMMANDS if name.startswith("gradma")
@@ -145,7 +146,7 @@ def publish(name: str, runs: Path) -> None:
 def page(name: str, results: dict[str, Any]) -> str:
     findings = RESULTS / name / "findings.md"
     parts = [f"# {results['title']}", results["about"], f"Made by `python benchmarks/paper_results.py {name}`, which runs"]
-    parts.append(f"```\nfedkeel {COMMANDS[name]}\n```")
+    parts.append(f"```\nfedkeel {COMMANDS[name].replace('STUDIES', 'benchmarks/studies')}\n```")
     parts += [beside_paper(results["rows"], paper) for paper in results["paper"]]
     parts.append("## All numbers\n\n" + all_numbers(results))
     parts.append(missing(results["rows"], "Failed", "name", failed=True))
@@ -215,7 +216,7 @@ def main() -> None:
     if not given.publish:
         more = ["--out", str(runs)] + (["--jobs", given.jobs] if given.jobs else [])
         env = os.environ | ({"FEDKEEL_DATA": given.data_dir} if given.data_dir else {})
-        words = shlex.split(COMMANDS[given.name].replace("MINILM", given.minilm))
+        words = shlex.split(COMMANDS[given.name].replace("MINILM", given.minilm).replace("STUDIES", str(STUDIES)))
         code = subprocess.run([sys.executable, "-m", "fedkeel", *words, *more], env=env, check=False).returncode
     if code in (0, 1):  # 1: some runs failed, for example because they diverged; the others are shown
         publish(given.name, runs)

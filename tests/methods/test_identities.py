@@ -149,6 +149,7 @@ CLIPPED_PAIRS = [
     (the("vrl-sgd"), the("scaffold"), {"cohort": N, "local_steps": K, "batch_size": 3}),
     (the("scaffnew", schedule="fixed"), the("scaffold"), {"cohort": N, "local_steps": K, "batch_size": 3}),
     (the("scaffold-alpha", alpha=1.0), the("scaffold"), {}),
+    (the("scaffold-m", beta=1.0, server_lr=0.8), the("scaffold", server_lr=0.8), {"local_steps": K, "batch_size": 3}),
     (the("fedgamma", rho=0.0), the("scaffold"), {}),
     (the("fedit-adamgt", lr=0.02, server_lr=1.0), the("fadamgt", lr=0.02), {}),
 ]

@@ -91,6 +91,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
 CLIPPED: dict[str, dict[str, Any]] = {
     "scaffold": {"server_lr": 0.7},
     "scaffold-alpha": {"alpha": 0.3},
+    "scaffold-m": {"beta": 0.4},
     "fedgamma": {"rho": 0.5},
     "fadamgt": {"lr": 0.05, "tracking": 1},
     "vrl-sgd": {},

@@ -31,13 +31,13 @@ def run(
         new_ci = {}
         for i in cohort:  # line 4
             xi = x.copy()  # line 5
-            total = np.zeros_like(x)
             for k in range(task.K[i]):  # line 6
                 g = task.grad(i, t, k, xi)
-                total = total + g
-                u = beta * (g - ci[i] + c) + (1 - beta) * g_bar  # line 7
+                u = task.clip(beta * (g - ci[i] + c) + (1 - beta) * g_bar)  # line 7
                 xi = xi - eta * u  # line 8 without the normalisation
-            new_ci[i] = total / task.K[i]  # line 10
+            # Line 10 as SCAFFOLD's option II has it, from the displacement: the mean gradient, if nothing was clipped.
+            rest = beta * (c - ci[i]) + (1 - beta) * g_bar
+            new_ci[i] = ((x - xi) / (task.K[i] * eta) - rest) / beta
             displacements.append(x - xi)
         K_bar = np.mean([task.K[i] for i in cohort])
         g_bar = np.mean(displacements, axis=0) / (eta * K_bar)  # line 13

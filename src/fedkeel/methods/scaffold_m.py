@@ -10,7 +10,7 @@ from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
-from fedkeel.rules.tracking import mean_gradient
+from fedkeel.rules.tracking import mean_gradient, track
 
 
 class Server(NamedTuple):
@@ -53,7 +53,8 @@ class ScaffoldM(Algorithm):
     still has the minimiser of the global loss as its fixed point.
 
     Differs from the paper: the original listing was not available (UNCONFIRMED). The server step follows from the
-    recursion in the PAdaMFed paper. By default c, c_i start at zero (`start="warmup"` starts them as PAdaMFed does).
+    recursion in the PAdaMFed paper. By default c, c_i start at zero (`start="warmup"` starts them as PAdaMFed does). In
+    a run with `clip`, c_i follows the clipped directions, as in SCAFFOLD.
     """
 
     lr: float = hp(0.1, "eta, local step size", above=0)
@@ -81,10 +82,7 @@ class ScaffoldM(Algorithm):
         drift = down.b - self.beta * mem.c
         c_new = steps.zeros()
         for grad in steps:
-            g = grad(w)
-            c_new.add_(g, alpha=1 / steps.K)
-            u = g.mul_(self.beta).add_(drift)
-            w.sub_(steps.clip(u), alpha=self.lr)
+            w.sub_(track(c_new, grad(w), drift, steps, weight=self.beta), alpha=self.lr)
         return Up(dx=w - down.x, dc=c_new - mem.c), Client(c=c_new)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

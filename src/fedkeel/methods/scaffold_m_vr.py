@@ -58,7 +58,7 @@ class ScaffoldMVR(Algorithm):
 
     Differs from the paper: the original listing was not available (UNCONFIRMED). The direction is PAdaMFed-VR's before
     normalisation, and the server step follows from its recursion. By default c, c_i start at zero (`start="warmup"` starts
-    them as PAdaMFed does).
+    them as PAdaMFed does). In a run with `clip`, c_i is the mean of the gradients before clipping, as PAdaMFed's line 10.
     """
 
     lr: float = hp(0.1, "eta, local step size", above=0)

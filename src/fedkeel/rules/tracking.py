@@ -22,17 +22,20 @@ def mean_gradient(x: Tensor, steps: Steps, record: Callable[[Tensor], R]) -> tup
     return record(c), record(c)
 
 
-def track(mean: Tensor, g: Tensor, correction: Tensor, steps: Steps) -> Tensor:
-    """Adds g / K to the mean of a round's gradients, in place -> the direction of this step, clip(g + correction).
+def track(mean: Tensor, g: Tensor, correction: Tensor, steps: Steps, weight: float = 1.0) -> Tensor:
+    """Adds g / K to the mean of a round's gradients, in place -> the direction of this step, clip(weight g + correction).
 
-    In a run with `clip`, the direction without its correction is added instead of g. Then the mean is what SCAFFOLD's
-    listing computes from the displacement. It stays bounded, while raw gradients may be much longer than the steps.
+    In a run with `clip`, (direction - correction) / weight is added instead of g. Then the mean is what SCAFFOLD's listing
+    computes from the displacement. It stays bounded, while raw gradients may be much longer than the steps.
     """
-    if steps.objective.clip is None:
+    clips = steps.objective.clip is not None
+    if not clips:
         mean.add_(g, alpha=1 / steps.K)
-        return g.add_(correction)
+    if weight != 1.0:
+        g.mul_(weight)
     u = steps.clip(g.add_(correction))
-    mean.add_(u - correction, alpha=1 / steps.K)
+    if clips:
+        mean.add_(u - correction, alpha=1 / (steps.K * weight))
     return u
 
 
