@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 
-.PHONY: demo test test-slow test-gpu attack lint check bench map options clean
+.PHONY: demo docs test test-slow test-gpu attack lint check bench map options clean
 
 demo: $(READY)  ## compare seven methods on digits; writes runs/demo/report.html
 	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
@@ -32,6 +32,9 @@ check: lint test  ## lint and fast tests; run it before every commit
 bench: $(READY)  ## speed and scale beside other simulators, as ratios: results/bench.md (about 40 minutes)
 	$(BIN)/fedkeel bench
 
+docs: $(TESTED)  ## the documentation site, into site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 map: $(READY)  ## draw the imports between layers: docs/map.svg; fails if an import points up
 	$(BIN)/python benchmarks/map.py
 
@@ -44,8 +47,8 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(TESTED): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,hub,onnx,privacy,ray,slurm,text,tune]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,flower,hub,onnx,privacy,ray,slurm,text,tune]'
 	touch $(TESTED)
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) runs site .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,56 @@
+"""What `make docs` adds to the files of docs/: a page per method, the notebooks, the results, and the files of the root.
+
+mkdocs calls `on_files` and `on_page_markdown`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from method_page import index, page
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+
+from fedkeel.core.algorithm import algorithms
+
+ROOT = Path(__file__).parents[2]
+# Pages outside of docs/, and where the site has them.
+ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+
+
+@event_priority(100)  # before the plugin that turns notebooks into pages
+def on_files(files: Files, config: Any) -> Files:
+    files.append(File.generated(config, "methods/index.md", content=index()))
+    for name in algorithms():
+        files.append(File.generated(config, f"methods/{name}.md", content=page(name)))
+    for source, target in ROOT_PAGES.items():
+        files.append(File.generated(config, target, content=(ROOT / source).read_text()))
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"tutorials/{path.name}", abs_src_path=str(path)))
+    for path in sorted((ROOT / "results").rglob("*")):
+        if path.suffix in (".md", ".svg", ".csv", ".tex", ".toml") and "findings" not in path.name:
+            target = path.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, target, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Links of files in the repository become links of the site."""
+    base = config["repo_url"].rstrip("/") + "/blob/main/"
+    source = page.file.src_uri
+    if source in ROOT_PAGES.values():
+        return _root_links(markdown, base)
+    if "/" in source:  # generated for the site, or beside its figures as in the repository
+        return markdown
+    markdown = markdown.replace("](../results/", "](results/")
+    markdown = markdown.replace("] [", "]&nbsp;[")  # two abbreviations of papers, not a link
+    for name, target in ROOT_PAGES.items():
+        markdown = markdown.replace(f"](../{name}", f"]({target}")
+    return re.sub(r"\]\(\.\./((?:src|benchmarks|tests|examples)/[^)]*)\)", rf"]({base}\1)", markdown)
+
+
+def _root_links(markdown: str, base: str) -> str:
+    markdown = markdown.replace("](docs/", "](")
+    return re.sub(r"\]\(((?:src|benchmarks|tests|examples)/[^)]*)\)", rf"]({base}\1)", markdown)
