@@ -1,7 +1,7 @@
 """Every Python block and every command of the documentation runs as it stands.
 
-The blocks of a page run one after the other in one process, in an empty directory. A line `<!-- not run: REASON -->` before a
-block says why it cannot run here.
+The blocks of a page run one after the other in one process, in an empty directory. A line `<!-- not run: REASON -->`
+before a block says why it cannot run here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def script(blocks: list[tuple[str, str]]) -> str:
     """Python blocks as they are, commands by the shell."""
     lines = ["import matplotlib, subprocess", "matplotlib.use('agg')"]
     for kind, code in blocks:
-        lines.append(code if kind == "python" else f"subprocess.run({code!r}, shell=True, check=True, executable='/bin/bash')")
+        lines.append(
+            code if kind == "python" else f"subprocess.run({code!r}, shell=True, check=True, executable='/bin/bash')"
+        )
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ class Arguments(griffe.Extension):
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
         for parameter in func.parameters:
             # A default such as `DEFAULTS.cohort` says nothing to a reader; its value does.
-            if isinstance(parameter.default, griffe.ExprAttribute):
+            if isinstance(parameter.default, griffe.ExprAttribute) and func.parent.is_module:
                 parameter.default = repr(_signature(func.path).parameters[parameter.name].default)
         if func.docstring is not None:
             func.docstring.value = sections(func.docstring.value, {parameter.name for parameter in func.parameters})
@@ -49,7 +49,9 @@ def sections(text: str, names: set[str]) -> str:
         if place is arguments and found and not line.startswith(" "):
             place += [f"    {name}: {found.group(2)}" for name in found.group(1).split(", ")]
         else:
-            place.append(("        " + line.strip()) if place is arguments else ("    " + line) if place is example else line)
+            place.append(
+                ("        " + line.strip()) if place is arguments else ("    " + line) if place is example else line
+            )
     parts = ["\n".join(prose).strip()]
     parts += ["Args:\n" + "\n".join(arguments)] if arguments else []
     parts += ["Examples:\n" + "\n".join(example)] if example else []

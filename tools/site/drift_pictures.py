@@ -1,4 +1,6 @@
-"""Draws docs/drift-paths.svg and docs/drift-steps.svg: what local steps do when clients differ. `python tools/site/drift_pictures.py`
+"""Draws docs/drift-paths.svg and docs/drift-steps.svg: what local steps do when clients differ.
+
+    python tools/site/drift_pictures.py
 
 Two clients fit a line with two weights. Their best weights differ, and so do the shapes of their losses.
 """

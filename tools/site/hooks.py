@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from method_page import index, page
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 from fedkeel.core.algorithm import algorithms
+from method_page import index, page
 
 ROOT = Path(__file__).parents[2]
 # Pages outside of docs/, and where the site has them.

@@ -1,4 +1,4 @@
-"""The page of a method: its idea, update, records, cost, conditions, evidence and code, all from its file and the results."""
+"""The page of a method: idea, update, records, cost, conditions, evidence and code, from its file and the results."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from formulas import typeset
-from records_picture import picture
-
 from fedkeel.channel.validity import CONDITIONS
 from fedkeel.cli.tables import costs
 from fedkeel.core.algorithm import PROBLEMS, Algorithm, algorithms, lookup
 from fedkeel.core.hyperparameters import allowed
+from formulas import typeset
+from records_picture import picture
 
 ROOT = Path(__file__).parents[2]
 SECTION = re.compile(r"^### (\S+)\n(.*?)(?=^##|\Z)", re.S | re.M)
+SYMBOLS = (
+    "Symbols are those of the [specification](../methods.md#notation): x is the global model, w the local model, "
+    "g the mini-batch gradient, and Δx is w minus x."
+)
 PARTS = re.compile(r"^\*\*(Holds|Decisions)\.\*\*(.*?)(?=^\*\*(?:Holds|Decisions|Cost)|\Z)", re.S | re.M)
 
 
@@ -85,7 +88,7 @@ def page(name: str) -> str:
     parts += [f"```sh\nfedkeel run --algorithm {name} --data digits --rounds 20\n```"]
     parts += [
         "## The update",
-        "Symbols are those of the [specification](../methods.md#notation): x global model, w local model, g mini-batch gradient, Δx = w − x.",
+        SYMBOLS,
     ]
     parts += [typeset(block) for block in re.findall(r"^```\n(.*?)^```", text, re.S | re.M)]
     parts += [
@@ -177,11 +180,11 @@ def _conditions(kind: type[Algorithm]) -> str:
 def _verified(name: str, text: str) -> str:
     lines = [f"- Formula: {_status(text)}. Paper: {lookup(name).facts.paper}."]
     lines.append(
-        f"- `tests/reference/{name.replace('-', '_')}.py` is a numpy transcription, written independently. Tests compare six rounds."
+        f"- `tests/reference/{name.replace('-', '_')}.py` is an independent numpy transcription. Tests compare six rounds."
     )
     lines += [f"- Same weights as {peer} ([results](../results/peers.md))." for peer in dict.fromkeys(peers().get(name, []))]
     lines.append(
-        "- It passes the laws that all methods obey: the same bits from all engines, cost as counted, inputs unchanged, and more."
+        "- It passes the laws that all methods obey: equal bits from all engines, cost as counted, inputs unchanged."
     )
     return "\n".join(lines)
 
@@ -190,9 +193,7 @@ def _results(name: str) -> str:
     lines = []
     if name in digits():
         place, count, score = digits()[name]
-        lines.append(
-            f"- Place {place} of {count} on [digits](../results/digits-all.md): {score} in the last ten rounds, one step size searched."
-        )
+        lines.append(f"- Place {place} of {count} on [digits](../results/digits-all.md): {score} in the last ten rounds.")
     for folder in sorted((ROOT / "results").iterdir()):
         table = folder / "table.csv"
         if table.exists() and (folder / "README.md").exists() and _in_table(name, table):
