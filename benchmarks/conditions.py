@@ -68,9 +68,7 @@ def privacy() -> Iterator[Case]:
     budgets = {"none": None, "16": 16, "4": 4, "1": 1}
     split = {"clients": 1000, "concentration": 1.0}
     settings = {"rounds": 30, "cohort": 100, "local_steps": 5, "evaluate_every": 0}
-    for data, (name, epsilon), method, seed in itertools.product(
-        ("mnist", "fashion-mnist"), budgets.items(), EIGHT, SEEDS
-    ):
+    for data, (name, epsilon), method, seed in itertools.product(("mnist", "fashion-mnist"), budgets.items(), EIGHT, SEEDS):
         noise = {} if epsilon is None else {"privacy": f"gaussian:clip=0.5,epsilon={epsilon}"}
         yield Case(method, f"{data}, epsilon {name}", seed, data, settings | noise, split, "linear")
 
@@ -97,7 +95,7 @@ def attacks() -> Iterator[Case]:
 
 
 def absence() -> Iterator[Case]:
-    """100 clients, nearly one class each, at most 10 a round, 80 rounds. Mean over the last evaluations (rounds 60 to 80)."""
+    """100 clients, nearly one class each, at most 10 a round, 80 rounds. Mean of the evaluations of rounds 60 to 80."""
     kinds = {
         "everybody is there": "uniform",
         "Markov": "markov:on=0.02,off=0.08",
@@ -130,7 +128,9 @@ def steps() -> Iterator[Case]:
     adaptive = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
     layers = {"lr": (0.01, 0.03, 0.1)}
     server = {"lr": (0.03, 0.1, 0.3), "server_lr": (0.003, 0.01, 0.03, 0.1, 0.3)}
-    grids: dict[str, dict[str, tuple[float, ...]]] = dict.fromkeys(("fedavg", "fedprox", "fedavgm", "scaffold", "mifa"), local)
+    grids: dict[str, dict[str, tuple[float, ...]]] = dict.fromkeys(
+        ("fedavg", "fedprox", "fedavgm", "scaffold", "mifa"), local
+    )
     grids |= dict.fromkeys(("gradma", "gradma-s"), local) | dict.fromkeys(("fedadam", "fedams"), server)
     grids |= dict.fromkeys(("fedlada", "fadamgt"), adaptive) | dict.fromkeys(("fed-lamb", "mime-lamb"), layers)
     settings = {"rounds": 30, "cohort": 10, "local_steps": 5, "evaluate_every": 0}
@@ -232,7 +232,9 @@ def table(name: str, cases: Sequence[Case], done: dict[str, dict[str, Any]]) -> 
     rows, columns = (list(dict.fromkeys(getattr(case, z) for case in cases)) for z in ("row", "column"))
     if name == "steps":
         lines = ["| run | accuracy |", "|---|---|"]
-        return "\n".join(lines + [f"| {case.row}, {case.column} | {number(name, case, [done[case.key]])} |" for case in cases])
+        return "\n".join(
+            lines + [f"| {case.row}, {case.column} | {number(name, case, [done[case.key]])} |" for case in cases]
+        )
     lines = [f"| method | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
         cells = []
@@ -247,10 +249,13 @@ def write(name: str, cases: Sequence[Case], done: dict[str, dict[str, Any]]) -> 
     path, findings = FOLDER / f"{name}.md", FOLDER / f"{name}.findings.md"
     unit = "" if cases[0].target is not None else " Test accuracy in percent, mean ± standard deviation over seeds."
     seeds = len({case.seed for case in cases})
-    step_sizes = " Step sizes come from [a search](steps.md) without conditions; they were not searched again." * (name != "steps")
+    step_sizes = " Step sizes come from [a search](steps.md) without conditions; they were not searched again." * (
+        name != "steps"
+    )
     path.write_text(
         f"# {TITLES[name]}\n\nMade by `python benchmarks/conditions.py {name} --data-dir DATA`. "
-        f"{' '.join((EXPERIMENTS[name].__doc__ or '').split())} Seeds: {seeds}; each has its own split.{unit}{step_sizes}\n\n"
+        f"{' '.join((EXPERIMENTS[name].__doc__ or '').split())} Seeds: {seeds}; each has its own split."
+        f"{unit}{step_sizes}\n\n"
         f"{table(name, cases, done)}\n" + (f"\n{findings.read_text()}" if findings.exists() else "")
     )
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,22 @@ def test_what_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:
     name = next(name for name in fk.algorithms() if full_only(name))
     with pytest.raises(ValueError, match="allow_partial"):
         train(name, participation="markov:on=0.2,off=0.1", cohort=1.0)
+
+
+def test_traces_of_fedscale_are_read_and_other_pickles_are_not_run(tmp_path: Path) -> None:
+    """The form of client_behave_trace in FedScale's repository: benchmark/dataset/data/device_info/README.md."""
+    trace = {
+        1: {"duration": 4, "inactive": [3, 9], "finish_time": 10, "active": [1, 6], "model": "A"},
+        2: {"duration": 5, "inactive": [5], "finish_time": 10, "active": [0], "model": "B"},
+    }
+    path = tmp_path / "client_behave_trace"
+    path.write_bytes(pickle.dumps(trace))
+    kind = fk.participation("trace", file=str(path))
+    there = [Schedule(kind, 0, 2, FED).participants(t) for t in range(9)]
+    assert there == [[1], [0, 1], [0, 1], [1], [1], [], [0], [0], [0]]
+    path.write_bytes(pickle.dumps({1: Path("x")}))
+    with pytest.raises(ValueError, match="neither a number nor a text"):
+        fk.participation("trace", file=str(path))
+    path.write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(ValueError, match="no trace in FedScale's form"):
+        fk.participation("trace", file=str(path))

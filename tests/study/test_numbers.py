@@ -76,3 +76,23 @@ def test_what_was_spent_without_reaching_the_target():
     row["errors"] = {}
     assert [in_paper_units(row, f"{kind}_to_target") for kind in ("rounds", "cost")] == [">3000", ">6000"]
     assert in_paper_units(row | {"reached_target": 3}, "cost_to_target") == ">6000 (3/4)"
+
+
+def test_tables_have_bytes_to_the_target_where_they_differ_from_floats() -> None:
+    from fedkeel.study.report.table_text import screen_row, table_rows
+
+    def row(size):
+        history = [
+            {"round": t, "up": 10.0, "down": 10, "up_bytes": size, "down_bytes": 40, "test_accuracy": 0.5 * t}
+            | {"train_loss": 1.0, "dropped": 0, "seconds": 0.1}
+            for t in range(3)
+        ]
+        history[0] |= {"warmup_up": 1, "warmup_down": 2, "warmup_up_bytes": 4, "warmup_down_bytes": 8}
+        made = summarise("fedavg", [Outcome("fedavg", 0, history)], [0.5], 3)
+        return made | {"targets": [0.5], "chosen": {}, "case": "", "axes": {}}
+
+    packed, plain = row(5.0), row(40.0)
+    assert (packed["bytes"], packed["bytes_to_target"]) == (3 * 45 + 12, 2 * 45 + 12)
+    assert screen_row(packed, [0.5])["bytes to 0.5"] == "102"
+    assert "bytes to 0.5" not in screen_row(plain, [0.5])
+    assert table_rows([plain, packed])[0]["bytes to 0.5"][1] == 2 * 80 + 12

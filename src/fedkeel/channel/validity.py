@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm, Plan
+from fedkeel.core.flat import Layers
 from fedkeel.core.records import Record, TrialSteps, ZeroGrad, down_record, exchanges_of, small_layers, trial_upload
 from fedkeel.core.steps import Grad
 from fedkeel.core.sums import only_plain, sums_asked
@@ -61,6 +62,24 @@ def why_not_uplink(method: Algorithm) -> str | None:
 def why_not_attack(method: Algorithm) -> str | None:
     """Attackers change vectors."""
     return why_not_uplink(method)
+
+
+def why_not_absence(method: Algorithm) -> str | None:
+    """Some methods are made for rounds with everybody. Their option allow_partial lifts this."""
+    try:
+        method.plan(Plan(N=2, S=1, K=1.0, T=1, fewest=0, layers=LAYERS))
+    except ValueError:
+        return "it is made for rounds with all clients; allow_partial=True lifts this"
+    return None
+
+
+def why_not_buffer(method: Algorithm, layers: Layers) -> str | None:
+    """Asynchronous runs mix uploads that belong to different models. method: planned for a model with these layers."""
+    if hasattr(method, "survey"):
+        return "its rounds have two exchanges with the same clients"
+    if method.facts.owns or sums_asked(method, "client", layers) is None:
+        return "its server looks at single uploads, and a buffer holds uploads of different rounds"
+    return None
 
 
 def _looks(method: Algorithm, stage: str) -> str:
@@ -130,4 +149,6 @@ CONDITIONS: dict[str, Callable[[Algorithm], str | None]] = {
     "aggregation": why_not_aggregation,
     "uplink": why_not_uplink,
     "attack": why_not_attack,
+    "absence": why_not_absence,
+    "buffer": lambda method: why_not_buffer(planned(method), LAYERS),
 }

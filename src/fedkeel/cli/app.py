@@ -253,7 +253,8 @@ def algorithms(
         bool,
         typer.Option(
             "--conditions",
-            help="Which conditions (privacy, robust means, compression, attacks) are valid. [dim]E.g. --conditions[/dim]",
+            help="Which conditions (privacy, robust means, compression, attacks, absence, buffers) are valid. "
+            "[dim]E.g. --conditions[/dim]",
         ),
     ] = False,
     json: Json = False,

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedkeel.channel.validity import why_not_buffer
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.flat import Layers
-from fedkeel.core.sums import sums_asked
 from fedkeel.engine.client_work import Exchange
 from fedkeel.engine.participation import Schedule
 
@@ -100,10 +100,6 @@ class EventQueue:
 
 def check_asynchronous(algo: Algorithm, layers: Layers) -> None:
     """Refuses a method that cannot run asynchronously. algo: planned for a model with these layers."""
-    why = None
-    if hasattr(algo, "survey"):
-        why = "its rounds have two exchanges with the same clients"
-    elif algo.facts.owns or sums_asked(algo, "client", layers) is None:
-        why = "its server looks at single uploads, and a buffer holds uploads of different rounds"
+    why = why_not_buffer(algo, layers)
     if why:
         raise ValueError(f"buffer is not allowed with {algo.name}: {why}")

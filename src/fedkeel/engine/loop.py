@@ -476,6 +476,7 @@ class Trainer:
             if error := self._too_few("warmup", -1, stop if all_failed else self.N, faults):
                 raise error from cause
         self.warmup_columns = {"warmup_up": result.up, "warmup_down": floats(exchange.down), "warmup_faults": faults}
+        self.warmup_columns |= {"warmup_up_bytes": result.up_bytes, "warmup_down_bytes": record_bytes(exchange.down)}
         self.warmed_up = True
         self._checkpoint(due=True)
 

@@ -7,12 +7,9 @@ nobody is there, the round changes nothing.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedkeel.core import spelling
@@ -192,17 +189,19 @@ class ByLabel(Participation):
 
 @dataclass(frozen=True, kw_only=True)
 class Trace(Participation):
-    """Who is there is written in a file: CSV with the columns client, from and to.
+    """Who is there is written in a file: CSV with the columns client, from and to, or FedScale's pickled dictionary.
 
     A line says that a client is there from `from` on and until before `to`. Both are rounds, or seconds if the run has a
     clock. After the last `to` of the file it begins again at 0.
     """
 
-    file: str = hp(MISSING, "the CSV file")
+    file: str = hp(MISSING, "the CSV file, or a trace of FedScale")
 
     def lines(self, kept: dict[str, Any]) -> np.ndarray:
         """[L, 3] client, from and to."""
         if "trace" not in kept:
+            from fedkeel.engine.trace_file import read_trace
+
             kept["trace"] = read_trace(self.file)
         lines: np.ndarray = kept["trace"]
         return lines
@@ -255,6 +254,8 @@ def participation(name: str, **options: Any) -> Participation:
     """
     made: Participation = spelling.build("participation", KINDS, name, **options)
     if isinstance(made, Trace):
+        from fedkeel.engine.trace_file import read_trace
+
         read_trace(made.file)  # an unreadable file is an error now
     return made
 
@@ -348,28 +349,3 @@ def _uniforms(moment: Moment) -> np.ndarray:
     from fedkeel.engine import seeding
 
     return seeding.generator(moment.seed, seeding.PRESENCE, moment.t).random(moment.N)
-
-
-def read_trace(path: str) -> np.ndarray:
-    """[L, 3] client, from and to of a CSV file with these columns."""
-    import numpy as np
-
-    try:
-        with open(Path(path).expanduser(), newline="") as file:
-            rows = list(csv.DictReader(file, skipinitialspace=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"participation: {path} cannot be read: {error}") from None
-    lines = []
-    for number, row in enumerate(rows, 2):
-        try:
-            client, start, stop = int(row["client"]), float(row["from"]), float(row["to"])
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(
-                f"participation: {path}, line {number}: it must have the columns client, from and to with a number in each"
-            ) from None
-        if client < 0 or not 0 <= start < stop or not math.isfinite(stop):
-            raise ValueError(f"participation: {path}, line {number}: client >= 0 and 0 <= from < to are required")
-        lines.append((client, start, stop))
-    if not lines:
-        raise ValueError(f"participation: {path} has no lines with client, from and to")
-    return np.array(lines)

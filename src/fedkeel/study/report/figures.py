@@ -21,6 +21,7 @@ CURVE = {"test_accuracy": "accuracy", "train_accuracy": "train_accuracy"}  # wha
 AGAINST = {  # -> label of the axis, word in the title
     "round": ("round", "rounds"),
     "floats": ("floats up and down per participating client", "communication"),
+    "bytes": ("bytes up and down per participating client", "bytes"),
     "hours": ("virtual hours", "virtual time"),
 }
 LOG = ("test_loss", "train_loss", "train_set_loss", "objective", "gradient_norm", "consistency", "drift", "tracking_error")
@@ -61,8 +62,11 @@ def figures(results: Mapping[str, Any]) -> list[Figure]:
 
 def curves(results: Mapping[str, Any], rows: Sequence[Row], case: str, style: Mapping[str, int]) -> list[Figure]:
     mine = {row["name"]: results["curves"][row["name"]] for row in rows}
-    # Virtual time only if all rows have a clock.
-    found = [_curve("accuracy", z, case, mine, rows, style) for z in AGAINST if all(z in curve for curve in mine.values())]
+    # Virtual time only if all rows have a clock; bytes only if floats do not say the same.
+    along = [z for z in AGAINST if all(z in curve for curve in mine.values())]
+    if "bytes" in along and all(curve["bytes"] == [4 * z for z in curve["floats"]] for curve in mine.values()):
+        along.remove("bytes")
+    found = [_curve("accuracy", z, case, mine, rows, style) for z in along]
     columns = dict.fromkeys(key for curve in mine.values() for key in curve if key not in (*AGAINST, "accuracy"))
     found += [_curve(z, "round", case, mine, rows, style) for z in columns]
     return [figure for figure in found if figure.series]

@@ -54,6 +54,8 @@ def screen_row(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
         name = target_name(number)
         shown[f"rounds to {target_text(row, target)}"] = to_target_text(row, "rounds", name)
         shown[f"floats to {target_text(row, target)}"] = to_target_text(row, "floats", name)
+        if bytes_say_more(row):
+            shown[f"bytes to {target_text(row, target)}"] = to_target_text(row, "bytes", name)
         if row.get("hours") is not None:
             shown[f"virtual hours to {target_text(row, target)}"] = to_target_text(row, "hours", name)
     shown["seconds"] = "-" if row["seconds_std"] is None and row["seeds"] == 0 else f"{row['seconds']:.1f}"
@@ -62,19 +64,24 @@ def screen_row(row: Row, targets: Sequence[float] = ()) -> dict[str, str]:
     return shown
 
 
+def bytes_say_more(row: Row) -> bool:
+    """Are the bytes not simply four times the floats?"""
+    return row.get("bytes") is not None and row["bytes"] != 4 * row["floats"]
+
+
 def target_text(row: Row, target: float) -> str:
     """A target of a row. It names the accuracy, unless that is the test accuracy."""
     return f"{target:g}{' training accuracy' if row['target_on'] == 'train_accuracy' else ''}"
 
 
 def to_target_text(row: Row, kind: str, name: str) -> str:
-    """What a row spent until a target. kind: rounds, floats, up, cost or hours."""
+    """What a row spent until a target. kind: rounds, floats, up, bytes, cost or hours."""
     value = row[f"{kind}_to_{name}"]
     if not row["seeds"]:
         return "-"
     if kind == "hours":
         return f">{row[kind]:.3g}" if value is None else with_deviation(row, f"hours_to_{name}", ".3g")
-    if kind in ("floats", "up"):
+    if kind in ("floats", "up", "bytes"):
         return f">{amount(row[kind])}" if value is None else amount(value)
     return missed_target_text(row, name, kind) if value is None else with_deviation(row, f"{kind}_to_{name}", ".1f")
 
@@ -133,6 +140,8 @@ def paper_column(row: Row, paper: Mapping[str, Any]) -> Any:
 def table_rows(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     """The numbers that the report shows. All rows have the same columns; a number that is missing is '-'."""
     keys = dict.fromkeys(key for row in rows for key, z in row.items() if z is not None)
+    if not any(map(bytes_say_more, rows)):
+        keys.pop("bytes", None)
     finals = [key for key in keys if key.startswith(MEASURED_AS) and key not in ACCURACIES and not key.endswith("_std")]
     finals += ["dropped"] * any(row["dropped"] for row in rows)
     finals.sort(key=lambda key: COLUMNS.index(key) if key in COLUMNS else len(COLUMNS))
@@ -164,6 +173,7 @@ def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]
         missed = BEYOND * (2 - row[f"reached_{name}"] / row["seeds"])
     counted = {"rounds": "rounds", "floats": "floats", "up": "uploaded floats"}
     counted |= {"cost": "paper's cost"} if "cost" in keys else {}
+    counted |= {"bytes": "bytes"} if "bytes" in keys else {}
     counted |= {"hours": "virtual hours"} if "hours" in keys else {}
     found: dict[str, Cell] = {}
     for kind, label in counted.items():

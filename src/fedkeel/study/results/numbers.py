@@ -33,6 +33,8 @@ OTHER = (
     "bytes_down",
     "up_bytes",
     "down_bytes",
+    "warmup_up_bytes",
+    "warmup_down_bytes",
     "clients",
     "dropped",
     "faults",
@@ -69,6 +71,14 @@ def floats_sent(history: Sequence[Row], ways: tuple[str, ...] = ("up", "down")) 
     return list(accumulate(float(sum(row[way] + row.get(f"warmup_{way}", 0) for way in ways)) for row in history))
 
 
+def bytes_sent(history: Sequence[Row]) -> list[float] | None:
+    """As `floats_sent`, in bytes as they travel. None for runs of versions that did not count them."""
+    if not all("up_bytes" in row for row in history):
+        return None
+    names = [f"{when}{way}_bytes" for when in ("", "warmup_") for way in ("up", "down")]
+    return list(accumulate(float(sum(row.get(name, 0) for name in names)) for row in history))
+
+
 def first_at(history: Sequence[Row], target: float, column: str = "test_accuracy") -> int | None:
     """The number of rounds until a column first reaches the target, or None."""
     reached = (t for t, row in enumerate(history, 1) if row.get(column) is not None and row[column] >= target)
@@ -101,6 +111,9 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
         found |= {f"least_{column}": min(values), f"mean_{column}": statistics.fmean(values)}
     both, up = floats_sent(history), floats_sent(history, ("up",))
     found |= {"floats": both[-1], "up": up[-1], "seconds": sum(row["seconds"] for row in history)}
+    sent = bytes_sent(history)
+    if sent is not None:
+        found["bytes"] = sent[-1]
     if cost is not None:
         found["cost"] = len(history) * cost
     if "clock_seconds" in history[-1]:
@@ -114,6 +127,8 @@ def of_run(outcome: Outcome, targets: Sequence[float], on: str = "test_accuracy"
             found |= {f"rounds_to_{name}": rounds, f"floats_to_{name}": both[rounds - 1], f"up_to_{name}": up[rounds - 1]}
             if cost is not None:
                 found[f"cost_to_{name}"] = rounds * cost
+            if sent is not None:
+                found[f"bytes_to_{name}"] = sent[rounds - 1]
             if "hours" in found:
                 found[f"hours_to_{name}"] = history[rounds - 1]["clock_seconds"] / 3600
             if on != "test_accuracy" and history[rounds - 1].get("test_accuracy") is not None:
@@ -139,8 +154,8 @@ def summarise(
     for name in map(target_name, range(len(targets))):
         there = [run for run in runs if f"rounds_to_{name}" in run]
         row[f"reached_{name}"] = len(there)
-        timed = any("hours" in run for run in runs)
-        for kind in ("rounds", "floats", "up") + ("cost",) * (cost is not None) + ("hours",) * timed:
+        also = [kind for kind in ("bytes", "hours") if any(kind in run for run in runs)]
+        for kind in ["rounds", "floats", "up", *["cost"] * (cost is not None), *also]:
             row |= moments(f"{kind}_to_{name}", runs)
             row |= {f"reached_{key}": z for key, z in moments(f"{kind}_to_{name}", there).items()}
     for name in (*ACCURACIES, "floats", "up", "dropped", "seconds", "memory_mb"):
@@ -216,6 +231,9 @@ def curves(outcomes: Sequence[Outcome]) -> Row:
         "floats": [statistics.fmean(one[t] for one in sent) for t in at],
         "accuracy": {str(outcome.seed): finite(outcome.accuracies) for outcome in good},
     }
+    packed = [bytes_sent(outcome.history) for outcome in good]
+    if None not in packed:
+        found["bytes"] = [statistics.fmean(one[t] for one in packed if one is not None) for t in at]
     if "clock_seconds" in first[-1]:
         found["hours"] = [statistics.fmean(outcome.history[t]["clock_seconds"] for outcome in good) / 3600 for t in at]
     columns = [key for key, value in first[at[-1]].items() if key not in OTHER and isinstance(value, int | float)]
@@ -253,7 +271,8 @@ MEASURED = {
     "qp": ("final_qp_violated", "final_qp_turned", "final_qp_residual"),
 }
 ALWAYS = (*ACCURACIES, "rounds_to_best", "final_train_loss", "floats", "up", "dropped", "seconds", "memory_mb")
-CONDITIONS = ("hours", "final_late", "final_coverage", "final_record_age", "final_oldest_record", "final_staleness")
+TIMES = ("final_late", "final_coverage", "final_record_age", "final_oldest_record", "final_staleness")
+CONDITIONS = ("bytes", "final_epsilon", "hours", *TIMES)
 LOSSES = ("final_test_loss", "least_test_loss")  # in place of accuracies, for regression
 VALIDATION = ("best_val_accuracy", "final_val_accuracy", "least_val_loss", "final_val_loss")
 COLUMNS = (
@@ -284,6 +303,8 @@ NAMES = {
     "least_gradient_norm": "least gradient norm",
     "mean_gradient_norm": "gradient norm, mean over rounds",
     "dropped": "dropped answers",
+    "bytes": "bytes up and down",
+    "epsilon": "privacy spent (epsilon)",
     "hours": "virtual hours",
     "late": "late clients",
     "coverage": "share of clients that have come",
@@ -292,8 +313,9 @@ NAMES = {
     "staleness": "mean delay of uploads (server steps)",
     "most_stale": "largest delay of an upload (server steps)",
 }
+COUNTED = ("rounds", "floats", "up", "bytes", "cost", "hours")  # until a target
 TARGETS = r"(target|second|third|target_\d+)"
-OF_TARGET = (re.compile(rf"(rounds|floats|up|cost|hours)_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))
+OF_TARGET = (re.compile(rf"({'|'.join(COUNTED)})_to_{TARGETS}"), re.compile(rf"(at)_{TARGETS}_accuracy"))
 
 
 def label_of(column: str) -> str:
@@ -319,7 +341,7 @@ def check_column(where: str, name: str) -> None:
     if not is_column(name):
         known = [
             *COLUMNS,
-            *(f"{kind}_to_{z}" for kind in ("rounds", "floats", "up", "cost", "hours") for z in ("target", "second")),
+            *(f"{kind}_to_{z}" for kind in COUNTED for z in ("target", "second")),
         ]
         raise ValueError(f"{where} = {name!r} is not allowed{nearest(name, known)}")
 
