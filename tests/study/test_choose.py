@@ -16,7 +16,6 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.study.choosing.budget import divide, read_budget
-from fedkeel.study.choosing.tuning import Space, proposals
 from fedkeel.study.python_objects import NAMES_ONLY
 from fedkeel.study.results.significance import ALPHA, paired_differences
 
@@ -129,7 +128,7 @@ def test_the_command(fedkeel):
     assert (code, len(err.splitlines())) == (2, 1)
 
 
-# Budgets and proposals ---
+# Budgets ---
 
 
 @pytest.mark.parametrize("runs", [40, 100, 1000])
@@ -137,44 +136,18 @@ def test_the_command(fedkeel):
 @pytest.mark.parametrize("rounds", [20, 100])
 def test_a_budget_is_never_exceeded(runs, candidates, rounds):
     found = divide(runs, rounds, candidates)
-    assert found.finalists * found.seeds * rounds + candidates * found.tuning <= runs * rounds
+    assert found.finalists * found.seeds * rounds + candidates * found.tuning.rounds <= runs * rounds
     assert found.finalists * found.seeds <= runs / 2
-    assert found.explore >= 3
-    assert all(length <= rounds for _, length in found.longer)
+    assert found.tuning.explore >= 3
+    assert all(length <= rounds for _, length in found.tuning.longer)
     # Every stage keeps at most as many trials as the one before it.
-    counts = [found.explore, *(count for count, _ in found.longer)]
+    counts = [found.tuning.explore, *(count for count, _ in found.tuning.longer)]
     assert counts == sorted(counts, reverse=True)
 
 
 def test_forms_of_a_budget():
     assert read_budget(100) == read_budget("100runs") == (100, None)
     assert read_budget("60min") == read_budget("1h") == (None, 3600)
-
-
-def tried(cost, count=10, allowed=(-16, 16)):
-    """The exponents that a search tries for a cost of the exponent, in their order."""
-    search = proposals(Space("lr", 0.1, allowed), count, 0, "fedavg")
-    points = []
-    wave = next(search)
-    while True:
-        points += [point["step"] for point in wave]
-        try:
-            wave = search.send([cost(point["step"]) for point in wave])
-        except StopIteration:
-            return points
-
-
-@pytest.mark.parametrize("best", [-11, 0, 13])
-def test_a_grid_grows_until_its_best_value_is_inside(best):
-    found = tried(lambda k: abs(k - best))
-    assert min(found) < best < max(found)
-    assert best in tried(lambda k: abs(k - best), count=16)
-    assert tried(lambda k: abs(k - best)) == found  # the same proposals again
-
-
-def test_a_grid_stops_at_the_limit_of_sense_and_shrinks_after_failures():
-    assert max(tried(lambda k: -k, allowed=(-16, 8))) == 8
-    assert min(tried(lambda k: math.inf, count=6)) == -16
 
 
 # A known answer, chance, and kills ---

@@ -10,7 +10,7 @@ import pytest
 from fedkeel.runs import config
 from fedkeel.study.compare import run_study
 from fedkeel.study.results.numbers import of_run
-from fedkeel.study.running.plan import Trials
+from fedkeel.study.running.search import Trials
 from fedkeel.study.study import Study
 
 TASK = {"clients": 10, "rounds": 3, "cohort": 3, "local_steps": 2, "model": "logistic", "engine": "sequential"}

@@ -66,8 +66,20 @@ SHARED: dict[str, tuple[Any, Any]] = {
         "--search",
         "KEY=VALUE",
         TEXTS,
-        "How grids are searched: seed, metric, rounds, every, way (grid or coordinate), case. "
+        "How grids are searched: seed, metric, rounds, every, way (grid, coordinate or fair), trials, validation, case. "
         "You can repeat the option. [dim]E.g. --search way=grid --search rounds=100[/dim]",
+    ),
+    "tune": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--tune",
+                help="First search the hyper-parameters of every method that you have not set, with the same number of "
+                "rounds for each and on validation data. --search trials=16 --search rounds=50 changes how many. "
+                "[dim]E.g. --tune[/dim]",
+            ),
+        ],
+        False,
     ),
     "jobs": _option(
         "--jobs",
@@ -209,7 +221,8 @@ def reproduce(
         return screen.recipe_table(recipes.listed())
     recipe = recipes.read(name, scale)
     file = _with_options(add_axes(choose_cases(recipe.file, cases), over or []), settings, shared)
-    others = [*(shared.changes or []), *(over or []), *(f"search {one}" for one in shared.search or [])]
+    searched = [*(shared.search or []), *(["way=fair"] if shared.tune else [])]
+    others = [*(shared.changes or []), *(over or []), *(f"search {one}" for one in searched)]
     file = tell_changes(file, settings | {"seeds": shared.seeds, "target": shared.target}, others)
     if show:
         import tomli_w
@@ -271,7 +284,7 @@ def _with_options(file: Mapping[str, Any], settings: Mapping[str, Any], shared: 
     """The content of a study file, changed by the options of the command line."""
     from fedkeel.study.changes import with_options
 
-    options = {name: getattr(shared, name) for name in ("algorithms", "seeds", "target")}
+    options = {name: getattr(shared, name) for name in ("algorithms", "seeds", "target", "tune")}
     return with_options(file, settings, **options, changes=shared.changes or [], search=shared.search or [])
 
 

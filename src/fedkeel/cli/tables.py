@@ -231,7 +231,7 @@ def client_statistics(fed: Federation, counts: np.ndarray) -> dict[str, np.ndarr
 
 def comparison(results: Mapping[str, Any], out: Path) -> None:
     """The end of `fedkeel compare`, `sweep` and `reproduce`."""
-    from fedkeel.study.report.table_text import not_reached_note, place_columns, robustness_text
+    from fedkeel.study.report.table_text import not_reached_note, place_columns, robustness_text, tried_values
     from fedkeel.wording import value_text
 
     rows, screen = results["rows"], console()
@@ -243,6 +243,7 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
         _summary(mine, axes)
     if any(row["targets"] for row in rows):
         screen.print(f"floats: up and down, per participating client, until the target; {not_reached_note(rows)}")
+    screen.print(results["tuning"])
     if results["significance"] and len(results["seeds"]) > 1:
         screen.print(results["significance"])
     for paper in results["paper"]:
@@ -253,8 +254,9 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
         screen.print(f"{who}: within 5 % of its best {robustness_text(one)}")
     for one in results["search"]:
         chosen = [trial for trial in one["trials"] if trial["chosen"]]
-        values = {key: z for trial in chosen for key, z in trial.items() if key not in ("score", "error", "chosen")}
+        values = {key: z for trial in chosen for key, z in tried_values(trial).items()}
         chosen_text = one["note"] or ", ".join(f"{key} {value_text(z, key)}" for key, z in values.items())
+        chosen_text = "; ".join([chosen_text, *(edge for trial in chosen for edge in trial["edges"])])
         if chosen_text:
             screen.print(f"search: {one['name']}: {chosen_text}", soft_wrap=True)
     for row in [row for row in rows if row["dropped"]]:

@@ -41,12 +41,16 @@ def with_options(
     target: float | None = None,
     changes: Sequence[str] = (),
     search: Sequence[str] = (),
+    tune: bool = False,
 ) -> File:
-    """The content of a study file, changed by options. changes: those of --set.  search: those of --search."""
+    """The content of a study file, changed by options. changes: those of --set.  search: those of --search.
+
+    tune: search all methods with equal budgets.
+    """
     changed = choose_methods(override(file, settings), algorithms)
-    if file.get("sweep") or changes or search:
+    if file.get("sweep") or changes or search or tune:
         refuse_swept(file, settings)
-        changed = change_search(set_values(changed, changes), search)
+        changed = change_search(set_values(changed, changes), [*search, *(["way=fair"] if tune else [])])
     for key, value in (("seeds", seeds), ("target", target)):
         if value is not None:
             changed[key] = value

@@ -19,15 +19,18 @@ from fedkeel.files import guarded, write_atomically
 from fedkeel.runs import from_config
 from fedkeel.study.choosing.answer import candidate_row, commands, sentences
 from fedkeel.study.choosing.budget import divide, read_budget
-from fedkeel.study.choosing.candidates import Constraints, cost_of, planned, why_excluded
-from fedkeel.study.choosing.tuning import SEED, Space, TuningPlan, import_optuna, space_of, write_journal
+from fedkeel.study.choosing.candidates import Constraints, cost_of, why_excluded
+from fedkeel.study.choosing.tuning import SEED, TuningPlan
 from fedkeel.study.compare import Methods, check_jobs, run_study
 from fedkeel.study.python_objects import PythonObjects, method_tables, separated
 from fedkeel.study.report.write import CHOICE, write_report
 from fedkeel.study.results.collect import write
 from fedkeel.study.results.numbers import finite
 from fedkeel.study.running.plan import BranchResult
+from fedkeel.study.running.proposals import import_optuna
 from fedkeel.study.running.scheduler import run_plan
+from fedkeel.study.running.space import planned, space_of
+from fedkeel.study.running.tuning import write_journal
 from fedkeel.study.study import Study
 from fedkeel.study.study_result import StudyResult
 
@@ -109,13 +112,13 @@ def run_choice(
         why = "; ".join(f"{name}: {reason}" for name, reason in list(excluded.items())[:3])
         raise ValueError(f"methods: there must be at least two candidates, not {len(candidates)} ({why or 'none excluded'})")
     tuning = Study.read({**file, "methods": candidates, "seeds": [task.config.seed + SEED]})
-    spaces = {branch.method: task.space(branch) for branch in tuning.branches}
+    spaces = {branch.method: space_of(branch, task.fed, task.layers) for branch in tuning.branches}
     if runs is None:
         runs = _affordable(task, seconds or 0.0, len(candidates), jobs, out, fresh)
     whole = "cosine" in str(getattr(task.config, "lr_schedule", None))
     budget = divide(runs, task.config.rounds, len(candidates), seeds, whole)
-    plan = TuningPlan(tuning, out / "tuning", fresh, objects=objects, budget=budget, spaces=spaces)
-    total = len(candidates) * budget.explore, len(candidates) * budget.tuning
+    plan = TuningPlan(tuning, out / "tuning", fresh, objects=objects, spending=budget.tuning, spaces=spaces)
+    total = len(candidates) * budget.tuning.explore, len(candidates) * budget.tuning.rounds
     found = run_plan(plan, *total, jobs=jobs, progress=progress)
     write_journal(found, spaces, out / "tuning" / "trials.journal")
     rows = [candidate_row(one, spaces[one.branch.method], task.cost(one), budget) for one in found]
@@ -138,7 +141,11 @@ def run_choice(
         "commands": commands(_short(config, study, best), best, out if kept else None),
         "candidates": sorted(rows, key=_rank),
         "excluded": excluded,
-        "budget": {"runs": runs, "tuning rounds of each candidate": budget.tuning, "seeds of a finalist": budget.seeds},
+        "budget": {
+            "runs": runs,
+            "tuning rounds of each candidate": budget.tuning.rounds,
+            "seeds of a finalist": budget.seeds,
+        },
     }
     write_atomically(out / CHOICE, json.dumps(finite(choice), indent=1, allow_nan=False).encode())
     results = results | {"choice": choice}
@@ -213,11 +220,6 @@ class _Task:
             else:
                 excluded[label] = why
         return found, excluded
-
-    def space(self, branch: Any) -> Space:
-        method = branch.at({key: z[0] for key, z in branch.grid.items()}, branch.seeds[0], False).method
-        plans = [planned(method, self.config, self.fed, self.layers, z * self.config.rounds) for z in (1, 2)]
-        return space_of(branch, *plans)
 
     def cost(self, found: BranchResult) -> Any:
         method = found.branch.at(found.chosen, found.branch.seeds[0], False).method

@@ -41,6 +41,7 @@ def compare(
     jobs: int | None = None,
     fresh: bool = False,
     progress: bool = True,
+    tune: bool = False,
     **settings: Any,
 ) -> StudyResult:
     """Trains every method with every seed, on the same split, initial weights, sampling and batches.
@@ -52,11 +53,15 @@ def compare(
     out: a directory for all runs and the page. The same call again goes on where it was stopped, and a call with more
     rounds, seeds or methods only trains what is missing.  fresh: replace what the directory holds.
     jobs: runs at a time, each in a process of one thread (default: one per core).
+    tune: first search the hyper-parameters of every method that you have not set, with the same number of rounds for each
+    and on validation data. search={"trials": 16, "rounds": 50} changes how much each may spend.
     settings: those of `fk.train`, and the other keys of a study file (docs/study.md), such as resplit and search;
     also ray, tensorboard, mlflow and wandb, as on the command line.
 
     >>> study = compare("mlp", "digits", ["fedavg", "scaffold"], rounds=50, seeds=5, target=0.9)
     """
+    if tune:
+        settings = settings | {"search": dict(settings.get("search", {})) | {"way": "fair"}}
     return _study({}, model, fed, methods, settings, seeds, target, out, jobs, fresh, progress)
 
 

@@ -66,10 +66,18 @@ class Search(Part):
     every: int | None = Field(
         default=None, ge=1, description="Rounds between evaluations of a trial (default: as the runs that count)."
     )
-    way: Literal["grid", "coordinate"] = Field(
+    way: Literal["grid", "coordinate", "fair"] = Field(
         default="grid",
         description="grid: try all combinations. coordinate: start in the middle of every list and choose one key after "
-        "the other.",
+        "the other. fair: tune every method with the same number of rounds, on validation data; grids grow past an edge.",
+    )
+    trials: int = Field(default=16, ge=1, description="Trials of every method (way = 'fair').")
+    validation: float = Field(
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="Part of every client's samples that decides between trials (way = 'fair'). The runs that count train "
+        "on them, unless the study has validation > 0.",
     )
     case: str | None = Field(
         default=None, description="Search in this case only, and use its choice in all cases (default: search in each)."
@@ -139,7 +147,9 @@ class StudyFile(Part):
         [],
         description="Several tasks, each with name, settings or hyper-parameters, target, seeds, methods.",
     )
-    search: Search = Field(Search(), description="How grids are searched: seed, metric, rounds, every, way, case.")
+    search: Search = Field(
+        Search(), description="How grids are searched: seed, metric, rounds, every, way, trials, validation, case."
+    )
     paper: list[Paper] = Field([], description="Published numbers: metric, where, at, values.")
     small: dict[str, Any] = Field({}, description="What `--scale small` changes. cases: the names of those that stay.")
 

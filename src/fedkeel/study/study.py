@@ -123,13 +123,17 @@ class Study:
         paper = tuple(_placed(one, file, axes) for one in file.paper)
         return cls(dict(values) | ({"sweep": axes} if axes else {}), branches, axes=axes, paper=paper, **copied)
 
+    def is_searched(self, branch: Branch) -> bool:
+        """Do trials choose values of this branch before its runs?"""
+        return bool(branch.grid) or self.search.way == "fair"
+
     def groups(self) -> list[list[Branch]]:
         """Branches that share a search. Each stands alone, unless the search of one case serves all cases."""
         if self.search.case is None:
             return [[branch] for branch in self.branches]
         together: dict[tuple[Any, ...], list[Branch]] = {}
         for branch in self.branches:
-            key = (branch.method, *branch.axes.items()) if branch.grid else (branch.name,)
+            key = (branch.method, *branch.axes.items()) if self.is_searched(branch) else (branch.name,)
             together.setdefault(key, []).append(branch)
         for group in together.values():  # the case of the search first
             group.sort(key=lambda branch: branch.case != self.search.case)
@@ -281,6 +285,11 @@ def check_directories(branches: Sequence[Branch]) -> None:
 def check_search(search: Search, branches: Sequence[Branch], target_on: str) -> None:
     """The metric of a search must be measured, and its seed must not be one of the runs that count."""
     check_column("search: metric", search.metric)
+    if search.way == "fair" and (search.metric != Search().metric or search.every is not None):
+        key, value = ("every", search.every) if search.every is not None else ("metric", search.metric)
+        raise ValueError(
+            f"search: {key} = {value!r} is not allowed with way = 'fair': the validation score at the end of a trial decides"
+        )
     first = {(branch.method, *branch.axes.values()): branch.grid for branch in branches if branch.case == search.case}
     for branch in [branch for branch in branches if search.case is not None]:
         there = first.get((branch.method, *branch.axes.values()), branch.grid)
@@ -290,7 +299,11 @@ def check_search(search: Search, branches: Sequence[Branch], target_on: str) -> 
                 f"search: case = {search.case!r} is not allowed: {differs} of {branch.method} is searched in some cases and "
                 "set in others, so its choice cannot be used in all"
             )
-    for branch in [branch for branch in branches if branch.grid]:
+    for branch in [branch for branch in branches if branch.grid or search.way == "fair"]:
+        if search.way == "fair" and (search.rounds or 0) > branch.config.rounds:
+            raise ValueError(
+                f"search: rounds = {search.rounds} is not allowed; {branch.name} has {branch.config.rounds} rounds"
+            )
         if lacks := needs(search.metric, branch, target_on):
             raise ValueError(f"search: metric = {search.metric!r} needs {lacks}, for {branch.name}")
         if search.seed in branch.seeds:

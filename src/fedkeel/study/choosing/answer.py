@@ -10,10 +10,10 @@ from typing import Any
 from fedkeel.runs.config import PYTHON, SETTINGS, RunConfig, default_of
 from fedkeel.study.choosing.budget import Budget
 from fedkeel.study.choosing.candidates import Cost
-from fedkeel.study.choosing.tuning import Space
 from fedkeel.study.results.numbers import Row, better_is_less, robust_width
 from fedkeel.study.results.significance import ALPHA, indistinguishable
 from fedkeel.study.running.plan import BranchResult
+from fedkeel.study.running.space import Space
 from fedkeel.wording import amount, value_text
 
 HOW = ("data_dir", "engine", "device", "devices", "workers", "timeout", "ray_address", "min_clients")
@@ -22,13 +22,9 @@ HOW = ("data_dir", "engine", "device", "devices", "workers", "timeout", "ray_add
 def candidate_row(found: BranchResult, space: Space, cost: Cost, budget: Budget) -> Row:
     """What the tuning of a candidate came to."""
     chosen = next((trial for trial in found.trials if trial["chosen"]), None)
-    first = str(budget.unit)
-    usual = {key: values[0] for key, values in space.choices.items()}
-    alone = [trial for trial in found.trials if space.step and trial["seed"] == found.branch.seeds[0]]
-    alone = [trial for trial in alone if trial["point"] == {"step": trial["point"]["step"]} | usual]
-    points = [(trial[space.step], trial["scores"].get(first)) for trial in alone]  # only the step size differs
-    width = None
+    points = _step_sizes(found, space, budget)
     scored = [(value, score) for value, score in points if score is not None]
+    width = None
     if len(scored) > 2 and min(score for _, score in scored) >= 0:  # A share of the best needs accuracies.
         width = robust_width(scored)
     return {
@@ -36,9 +32,9 @@ def candidate_row(found: BranchResult, space: Space, cost: Cost, budget: Budget)
         "values": found.chosen,
         "score": None if chosen is None else chosen["score"],
         "trials": len(found.trials),
-        "rounds": sum(trial["rounds"] for trial in found.trials),
-        "edge": "" if chosen is None else _edge(chosen, found.trials, space),
-        "steps": sorted(points),
+        "rounds": sum(trial["trial"]["rounds"] for trial in found.trials),
+        "edges": [] if chosen is None else chosen["edges"],
+        "steps": points,
         "width": None if width is None else {"decades": width[0], "open": width[1]},
         "floats_per_round": cost.floats,
         "memory": cost.memory,
@@ -46,16 +42,16 @@ def candidate_row(found: BranchResult, space: Space, cost: Cost, budget: Budget)
     }
 
 
-def _edge(chosen: Row, trials: Sequence[Row], space: Space) -> str:
-    """A sentence if the chosen step size is the least or the largest that was tried."""
-    if not space.step:
-        return ""
-    tried, k = [trial["point"]["step"] for trial in trials], chosen["point"]["step"]
-    if min(tried) < k < max(tried):
-        return ""
-    which = "smallest" if k == min(tried) else "largest"
-    why = "the limit of sense" if k in space.allowed else "the budget allowed no more trials"
-    return f"{space.step} {value_text(chosen[space.step])} is the {which} that was tried ({why})"
+def _step_sizes(found: BranchResult, space: Space, budget: Budget) -> list[tuple[float, float | None]]:
+    """(step size, score after a short trial) of the trials in which only the step size differs from the defaults."""
+    if "lr" not in space.ladders:
+        return []
+    points = []
+    for trial in found.trials:
+        about, alone = trial["trial"], space.start | {"lr": trial["trial"]["point"]["lr"]}
+        if about["seed"] == found.branch.seeds[0] and about["point"] == alone:
+            points.append((trial["lr"], about["scores"].get(str(budget.tuning.unit))))
+    return sorted(points)
 
 
 def settings_text(values: Mapping[str, Any]) -> str:
@@ -93,7 +89,7 @@ def sentences(results: Mapping[str, Any], best: str, candidates: Sequence[Row], 
     spent = sorted({one["rounds"] for one in candidates})
     same = f"{spent[-1]} rounds" if len(spent) == 1 else f"up to {spent[-1]} rounds (a trial that fails ends early)"
     found.append(f"Each of the {len(candidates)} candidates was tuned with {same}.")
-    found += [f"{one['method']}: {one['edge']}." for one in candidates if one["edge"] and one["method"] in rows]
+    found += [f"{one['method']}: {edge}." for one in candidates if one["method"] in rows for edge in one["edges"]]
     found += [_cost(rows[one["method"]], one) for one in candidates if one["method"] in rows]
     return found
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fedkeel.errors import refuse
 from fedkeel.study.results.significance import fewest_seeds
+from fedkeel.study.running.tuning import Spending
 
 FORMS = "a number of runs (100 or '100runs'), or a time such as '60min' or '2h'"
 LEAST = 8  # units of a candidate, if its part is smaller than two full runs
@@ -38,18 +39,7 @@ class Budget:
     candidates: int
     finalists: int
     seeds: int  # of each finalist
-    unit: int  # rounds of a short trial
-    explore: int  # short trials of a candidate
-    longer: tuple[tuple[int, int], ...]  # (how many trials, their new length in rounds), one stage after the other
-
-    @property
-    def tuning(self) -> int:
-        """Rounds that every candidate spends on its tuning."""
-        spent, before = self.explore * self.unit, self.unit
-        for count, length in self.longer:
-            spent += count * (length - before)
-            before = length
-        return spent
+    tuning: Spending  # of every candidate
 
 
 def divide(runs: int, rounds: int, candidates: int, seeds: int | None = None, whole: bool = False) -> Budget:
@@ -66,7 +56,7 @@ def divide(runs: int, rounds: int, candidates: int, seeds: int | None = None, wh
     longer = [] if whole else _halving(units, rounds // unit)
     explore = units - sum(count * 2**level // 2 for level, count in enumerate(longer, 1))
     stages = tuple((count, unit * 2**level) for level, count in enumerate(longer, 1))
-    return Budget(runs, rounds, candidates, finalists, seeds, unit, explore, stages)
+    return Budget(runs, rounds, candidates, finalists, seeds, Spending(unit, explore, stages))
 
 
 def _finals(runs: int, candidates: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedkeel.core.algorithm import Algorithm, Plan, make
+from fedkeel.core.algorithm import Algorithm, make
 from fedkeel.core.features import check_inside
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import down_record, exchanges_of, floats, trial_upload
@@ -17,6 +17,7 @@ from fedkeel.core.sums import only_plain, sums_asked
 from fedkeel.data.federation import Federation
 from fedkeel.engine.settings import Settings
 from fedkeel.errors import nearest, refuse
+from fedkeel.study.running.space import planned
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,6 @@ class Cost:
     floats: int  # up and down in a round
     memory: int  # floats that it keeps between rounds
     gradients: int  # of a local step
-
-
-def planned(method: Algorithm, settings: Settings, fed: Federation, layers: Layers, rounds: int) -> Algorithm:
-    """The method with what follows from the size of the run. Raises ValueError if the method refuses it."""
-    N = len(fed)
-    S, fewest = settings.largest_cohort(N), settings.smallest_cohort(N)
-    K = float(settings.steps_of(fed.sizes).mean())
-    return method.plan(Plan(N=N, S=S, K=K, T=rounds, fewest=fewest, layers=layers))
 
 
 def cost_of(method: Algorithm, layers: Layers) -> Cost:

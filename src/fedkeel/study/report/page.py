@@ -21,6 +21,7 @@ from fedkeel.study.report.table_text import (
     place_of,
     robustness_text,
     table_rows,
+    tried_values,
 )
 from fedkeel.study.results.numbers import NOT_RUN, finite
 from fedkeel.wording import value_text
@@ -50,7 +51,7 @@ def _template() -> Template:
     made.filters |= {
         "word": _word,
         "inline": lambda values: ", ".join(f"{key} = {_word(z, key)}" for key, z in values.items()),
-        "without": lambda values, *names: {key: z for key, z in values.items() if key not in names},
+        "tried": lambda trial: ", ".join(f"{key} = {_word(z, key)}" for key, z in tried_values(trial).items()),
         "with_code": _with_code,
         "id": _id,
         "drawn": lambda figure: Markup(svg.draw(figure)),
@@ -184,7 +185,8 @@ def _incomplete(results: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, s
 
 def _search_title(search: Mapping[str, Any]) -> str:
     """What was searched, where, and the length of the trials where it differs from that of the runs."""
-    parts = [f"{search['name']}: {len(search['trials'])} trials, seed {search['seed']}, by {search['metric']}"]
+    by = "the validation score at their end" if search["way"] == "fair" else search["metric"]
+    parts = [f"{search['name']}: {len(search['trials'])} trials, seed {search['seed']}, by {by}"]
     if "case" in search:
         parts[0] = parts[0].removeprefix(f"{search['case']} | ")
         parts.append(f"searched in {search['case']}, used in all cases")

@@ -12,6 +12,7 @@ Row = Mapping[str, Any]
 Cell = tuple[str, float | str | None]  # (text, what to sort by)
 APART = "≠: apart by more than the two deviations together, and of rounds by more than those between two evaluations"
 NOT_COMPARABLE = "not comparable: other data, another model, target or scale than the paper's"
+EDGE = " (edge)"  # marks a chosen value that is the least or the largest that was tried
 MEASURED_AS = ("final_", "least_", "mean_")
 BEYOND = 1e15  # Tables are sorted by this number where a target was missed: after all that were reached.
 
@@ -156,7 +157,9 @@ def table_rows(rows: Sequence[Row]) -> list[dict[str, Cell]]:
         if "memory_mb" in keys:
             found["memory MB"] = with_deviation(row, "memory_mb", ".0f").partition(" ")[0], row["memory_mb"]
         if chosen:
-            values = ", ".join(f"{key} {value_text(z, key)}" for key, z in row["chosen"].items())
+            values = ", ".join(
+                f"{key} {value_text(z, key)}{EDGE * (key in row['edges'])}" for key, z in row["chosen"].items()
+            )
             found["chosen"] = values or "-", values or None
         lines.append(found)
     return lines
@@ -184,6 +187,11 @@ def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]
     if row["target_on"] != "test_accuracy":
         found[f"test accuracy at {to}"] = with_deviation(row, f"at_{name}_accuracy", ".4f"), row.get(f"at_{name}_accuracy")
     return found if mine else dict.fromkeys(found, ("", None))
+
+
+def tried_values(trial: Row) -> dict[str, Any]:
+    """The values that a trial of a search had."""
+    return {key: z for key, z in trial.items() if key not in ("score", "error", "chosen", "edges", "trial")}
 
 
 def robustness_text(one: Row) -> str:

@@ -29,8 +29,8 @@ from fedkeel.study.results.numbers import (
     target_name,
 )
 from fedkeel.study.results.significance import note, paired_differences
-from fedkeel.study.running.plan import BranchResult
-from fedkeel.study.running.scheduler import StudyData
+from fedkeel.study.running.plan import BranchResult, fair_spending
+from fedkeel.study.running.study_data import StudyData
 from fedkeel.study.study import Study
 from fedkeel.wording import COUNT_OR_SHARE
 
@@ -71,6 +71,7 @@ def collect(study: Study, found: Sequence[BranchResult], command: str = "") -> d
         "rows": rows,
         "curves": {one.branch.name: curves(one.outcomes) for one in found},
         "search": _searches(study, found),
+        "tuning": _tuning(study, found),
         **_differences(rows, found),
         "robustness": _robustness(study, rows),
         "paper": [paper.model_dump() for paper in study.paper],
@@ -138,6 +139,7 @@ def _row(study: Study, found: BranchResult) -> Row:
     config = branch.at(found.chosen, branch.seeds[0], study.resplit)  # with the chosen values: a grid may be over rounds
     row: Row = {"name": branch.name, "case": branch.case, "algorithm": branch.config.algorithm, "axes": branch.axes}
     row |= {"targets": list(branch.targets), "chosen": found.chosen, "paper": _printed(study, found)}
+    row["edges"] = [edge.partition(" ")[0] for trial in found.trials if trial["chosen"] for edge in trial["edges"]]
     row["evaluate_every"] = config.evaluate_every
     cost = branch.cost_of(found.chosen)
     return row | summarise(branch.method, found.outcomes, branch.targets, config.rounds, study.target_on, cost)
@@ -147,6 +149,23 @@ def _searches(study: Study, found: Sequence[BranchResult]) -> list[dict[str, Any
     """Every search once, with the branch in whose case it was made."""
     made_in = {group[0].name for group in study.groups()}
     return [_search(study, one) for one in found if one.trials and one.branch.name in made_in]
+
+
+def _tuning(study: Study, found: Sequence[BranchResult]) -> str:
+    """Where the hyper-parameters come from, in a sentence or two."""
+    if study.search.way == "fair":
+        spending = [fair_spending(study, one.branch) for one in found]
+        rounds = " to ".join(map(str, sorted({min(one.rounds for one in spending), max(one.rounds for one in spending)})))
+        return (
+            f"Every method was tuned with {rounds} rounds ({study.search.trials} trials; one that fails ends early), on "
+            "validation data. What the study sets to one value was not tuned."
+        )
+    searched = list(dict.fromkeys(one.branch.method for one in found if one.branch.grid))
+    if searched:
+        return f"Searched by {study.search.metric.replace('_', ' ')}: {', '.join(searched)}. Grids may differ in size."
+    given = any(one.branch.config.hyperparameters for one in found)
+    what = "as given, otherwise defaults" if given else "defaults"
+    return f"Hyper-parameters: {what}, not tuned (--tune searches them with equal budgets)."
 
 
 def _search(study: Study, found: BranchResult) -> dict[str, Any]:
@@ -298,7 +317,7 @@ def as_csv(results: Mapping[str, Any]) -> str:
 
 def as_frame(results: Mapping[str, Any]) -> DataFrame:
     """The rows as a pandas frame, with one column for every number, axis and chosen value."""
-    hidden = ("errors", "axes", "chosen", "paper", "targets", "evaluate_every", "target_on")
+    hidden = ("errors", "axes", "edges", "chosen", "paper", "targets", "evaluate_every", "target_on")
     lines = []
     for row in results["rows"]:
         line = {key: z for key, z in row.items() if key not in hidden}
@@ -306,6 +325,7 @@ def as_frame(results: Mapping[str, Any]) -> DataFrame:
         line |= {f"paper_{key}": z for key, z in row["paper"].items()}
         line |= {target_name(number): target for number, target in enumerate(row["targets"])}
         failed, not_run = failures(row)
+        line |= {"at_edge": ", ".join(row["edges"])} if row["chosen"] else {}
         lines.append(line | {"failed": failed, "not_run": not_run})
     from pandas import DataFrame
 

@@ -1,29 +1,34 @@
 """What a study runs, in which order, and what each branch came to.
 
-A branch with a grid of values is searched first: `Trials` says which values to try next. Then the branch runs once per seed
-with the chosen values. `StudyPlan.branch_runs` writes this order down as a generator of waves. The scheduler trains the runs
-of each wave; `reading` only reads what is on disk.
+A branch with a grid of values is searched first: `Trials` says which values to try next, or with `way = "fair"` the module
+`tuning`. Then the branch runs once per seed with the chosen values. `StudyPlan.branch_runs` writes this order down as a
+generator of waves. The scheduler trains the runs of each wave; `reading` only reads what is on disk.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import glob
+import json
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import fedkeel.runs.from_config as from_config
 from fedkeel.engine.state import directory
+from fedkeel.files import guarded, write_atomically
 from fedkeel.runs.config import RunConfig
 from fedkeel.runs.saved_config import difference, differences
 from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
 from fedkeel.study.results.numbers import NOT_RUN, Outcome, better_is_less, finite, of_run, trial_score
+from fedkeel.study.running.search import Trials, Values, combinations, edges_of
+from fedkeel.study.running.study_data import StudyData
 from fedkeel.study.study import Branch, Study, path_of
 from fedkeel.wording import value_text
 
-Values = dict[str, Any]  # a value for every key of a grid
+if TYPE_CHECKING:
+    from fedkeel.study.running.tuning import Spending, Trial, TrialRun
 
 
 @dataclass(eq=False)
@@ -40,6 +45,8 @@ class StudyRun:
     trackers: dict[str, str] = field(default_factory=dict)
     objects: PythonObjects = NAMES_ONLY
     replaces: str = ""  # the older values of the grid, if this run replaces a run with those
+    searched: Collection[str] = ()  # what a search chose for this run
+    has_test: bool = True  # Does it see the test samples?
 
     @property
     def name(self) -> str:
@@ -60,8 +67,7 @@ class StudyRun:
         """
         if self.fresh or not directory.holds_run(self.out):
             return False
-        searched = self.branch.grid if self.trial is None else {}
-        if (other := differences(self.out, self.config)) and other.keys() <= searched.keys():
+        if (other := differences(self.out, self.config)) and all(key in self.searched for key in other):
             self.fresh = True
             self.replaces = ", ".join(f"{key} = {value_text(then, key)}" for key, (then, _) in other.items())
             return False
@@ -101,7 +107,7 @@ class BranchResult:
     branch: Branch
     chosen: Values = field(default_factory=dict)  # by the search
     outcomes: list[Outcome] = field(default_factory=list)  # one per seed
-    trials: list[dict[str, Any]] = field(default_factory=list)  # values, score, error and whether they were chosen
+    trials: list[dict[str, Any]] = field(default_factory=list)  # values, score, error, whether they were chosen, its edges
 
 
 Waves = Generator[list[StudyRun], list[Outcome], list[BranchResult]]
@@ -116,7 +122,11 @@ class StudyPlan:
     fresh: bool = False
     trackers: dict[str, str] = field(default_factory=dict)
     objects: PythonObjects = NAMES_ONLY
-    has_test: ClassVar[bool] = True  # Do the runs see the test samples?
+    only_reads: bool = False  # nothing will be run: read what is there
+
+    @cached_property
+    def data(self) -> StudyData:
+        return StudyData(self.objects)
 
     def branch_runs(self, group: Sequence[Branch], chosen_before: Values | None = None) -> Waves:
         """The runs of branches that share a search, wave by wave.
@@ -126,13 +136,16 @@ class StudyPlan:
         chosen_before: the choice as finished runs show it. `reading` uses it if some trials are not on disk.
         """
         chosen, trials = {}, []  # type: tuple[Values, list[dict[str, Any]]]
-        if group[0].grid:
-            chosen, trials = yield from self._search(group[0], chosen_before)
-            if not chosen:
+        if self.study.is_searched(group[0]):
+            fair = self.study.search.way == "fair"
+            chosen, trials = yield from (self._fair_search(group[0]) if fair else self._search(group[0], chosen_before))
+            if not trials or (not chosen and not fair):
                 nothing = {one.name: [Outcome(one.method, seed, [], NOT_RUN) for seed in one.seeds] for one in group}
                 return [BranchResult(one, {}, nothing[one.name], trials) for one in group]
         wave = [
-            self._run(branch, branch.at(chosen, seed, self.study.resplit), path_of(self.store, branch, seed))
+            self._run(
+                branch, branch.at(chosen, seed, self.study.resplit), path_of(self.store, branch, seed), searched=chosen
+            )
             for branch in group
             for seed in branch.seeds
         ]
@@ -172,22 +185,64 @@ class StudyPlan:
             if NOT_RUN in errors and chosen_before is None:
                 break  # The next wave depends on the scores of this one.
         chosen = (chosen_before or {}) if NOT_RUN in errors else (trials.best() or trials.middle())
+        edges = edges_of(chosen, branch.grid)
         return chosen, [
-            {**values, "score": score, "error": error, "chosen": values == chosen}
+            {
+                **values,
+                "score": score,
+                "error": error,
+                "chosen": values == chosen,
+                "edges": edges if values == chosen else [],
+            }
             for (values, score), error in zip(trials.scores, errors, strict=True)
         ]
 
-    def _run(self, branch: Branch, config: RunConfig, out: Path, trial: Values | None = None) -> StudyRun:
+    def _fair_search(self, branch: Branch) -> Generator[list[StudyRun], list[Outcome], tuple[Values, list[dict[str, Any]]]]:
+        """As `_search`, with as many rounds for this method as for every other one, on validation data.
+
+        The result is kept in a file: `reading` has no data from which the trials could be derived again.
+        """
+        kept = self.store / "search" / f"{branch.slug}.json"
+        if self.only_reads:
+            known = json.loads(kept.read_text()) if kept.exists() else {"chosen": {}, "trials": []}
+            return known["chosen"], known["trials"]
+        from fedkeel.study.running.space import space_of
+        from fedkeel.study.running.tuning import tune
+
+        search, config = self.study.search, branch.at({key: z[0] for key, z in branch.grid.items()}, branch.seeds[0], False)
+        spending = fair_spending(self.study, branch)
+        how = {"evaluate_every": spending.unit, "validation": config.validation or search.validation}
+
+        def make_run(trial: Trial, rounds: int) -> TrialRun:
+            from fedkeel.study.running.tuning import TrialRun
+
+            settings = branch.at(trial.values, trial.seed, self.study.resplit, rounds=rounds, **how)
+            out = path_of(self.store, branch, trial.seed, trial.values)
+            return TrialRun(branch, settings, out, trial.values, out.name, self.fresh, False, self.trackers, self.objects)
+
+        chosen, trials = yield from tune(branch, space_of(branch, self.data.of(config)), spending, search.seed, make_run)
+        guarded(kept.parent, lambda: kept.parent.mkdir(parents=True, exist_ok=True))
+        write_atomically(kept, json.dumps(finite({"chosen": chosen, "trials": trials}), allow_nan=False).encode())
+        return chosen, trials
+
+    def _run(
+        self, branch: Branch, config: RunConfig, out: Path, trial: Values | None = None, searched: Collection[str] = ()
+    ) -> StudyRun:
         # Trackers show the runs of several studies side by side, so a label begins with the name of the study's directory.
         label = "-".join(out.absolute().relative_to(self.store.absolute().parent).parts)
         keep = self.study.keep and trial is None
-        return StudyRun(branch, config, out, trial, label, self.fresh, keep, self.trackers, self.objects)
+        return StudyRun(branch, config, out, trial, label, self.fresh, keep, self.trackers, self.objects, searched=searched)
 
     def clear(self) -> None:
         """Removes all runs and trials at once. After Ctrl-C, the same command without --fresh then finds no old run."""
         paths = [path_of(self.store, branch, seed) for branch in self.study.branches for seed in branch.seeds]
-        for first in [group[0] for group in self.study.groups() if group[0].grid]:
-            paths += [path_of(self.store, first, self.study.search.seed, values) for values in combinations(first.grid)]
+        for first in [group[0] for group in self.study.groups() if self.study.is_searched(group[0])]:
+            if self.study.search.way == "fair":
+                kept = self.store / "search" / f"{first.slug}.json"
+                kept.unlink(missing_ok=True)
+                paths += kept.parent.glob(f"{glob.escape(kept.stem)}-*-seed*")
+            else:
+                paths += [path_of(self.store, first, self.study.search.seed, values) for values in combinations(first.grid)]
         for path in paths:
             if directory.holds_run(path):
                 directory.clear(path)
@@ -198,7 +253,11 @@ def size(study: Study) -> tuple[int, int]:
     """(runs, rounds) of the whole study, trials included."""
     total = rounds = 0
     for group in study.groups():
-        if group[0].grid:
+        if study.is_searched(group[0]) and study.search.way == "fair":
+            spending = fair_spending(study, group[0])
+            total += spending.explore
+            rounds += spending.rounds
+        elif group[0].grid:
             count = Trials(group[0].grid, study.search.way, study.search.metric).count()
             total += count
             rounds += count * (study.search.rounds or group[0].config.rounds)
@@ -207,43 +266,8 @@ def size(study: Study) -> tuple[int, int]:
     return total, rounds
 
 
-# Searches -------------------------------------------------------------------------------------------------------------
+def fair_spending(study: Study, branch: Branch) -> Spending:
+    """What every method spends on its search."""
+    from fedkeel.study.running.tuning import Spending
 
-
-class Trials:
-    """The trials of one search. `waves` yields values to try; the caller adds their scores before the next wave."""
-
-    def __init__(self, grid: Mapping[str, Sequence[Any]], way: str, metric: str) -> None:
-        self.grid, self.way, self.less = dict(grid), way, better_is_less(metric)
-        self.scores: list[tuple[Values, float | None]] = []  # None: the trial failed, or never reached the target
-
-    def waves(self) -> Iterator[list[Values]]:
-        """Trials that can run side by side, none of them twice. After the last wave, `best` is the choice."""
-        if self.way == "grid":
-            yield combinations(self.grid)
-            return
-        at = self.middle()
-        for key, values in self.grid.items():
-            done = [tried for tried, _ in self.scores]
-            new = [at | {key: value} for value in values if at | {key: value} not in done]
-            if new:
-                yield new
-            at = self.best() or at
-
-    def count(self) -> int:
-        """How many trials there will be."""
-        sizes = [len(values) for values in self.grid.values()]
-        return math.prod(sizes) if self.way == "grid" else sum(sizes) - len(sizes) + 1
-
-    def middle(self) -> Values:
-        return {key: values[len(values) // 2] for key, values in self.grid.items()}
-
-    def best(self) -> Values | None:
-        """The values with the best score so far, the first of equals. None if no trial has a finite score."""
-        scored = [(values, score) for values, score in self.scores if score is not None and math.isfinite(score)]
-        sign = 1 if self.less else -1
-        return min(scored, key=lambda pair: sign * pair[1])[0] if scored else None
-
-
-def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Values]:
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    return Spending(study.search.rounds or branch.config.rounds, study.search.trials)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedkeel.study.study import Branch, Study, path_of
 
 def read_study(study: Study, store: Path) -> list[BranchResult]:
     """The results of a study from the runs that are complete."""
-    plan, results = StudyPlan(study, store), []
+    plan, results = StudyPlan(study, store, only_reads=True), []
     for group in study.groups():
         waves = plan.branch_runs(group, _chosen_before(group, store))
         try:
@@ -35,7 +35,7 @@ def _chosen_before(group: Sequence[Branch], store: Path) -> dict[str, Any] | Non
     """
     first = group[0]  # the search was made in its case
     for branch, seed in [(one, seed) for one in group for seed in one.seeds if first.grid]:
-        values = _values_on_disk(first, path_of(store, branch, seed))
+        values = _values_on_disk(first.grid, path_of(store, branch, seed))
         if values is not None and all(values[key] in grid for key, grid in first.grid.items()):
             return values
     return None
@@ -43,20 +43,20 @@ def _chosen_before(group: Sequence[Branch], store: Path) -> dict[str, Any] | Non
 
 def _other_choice(run: StudyRun) -> str | None:
     """Why the run on disk is not this one, if the grid had other values when it was run. None if it is this one."""
-    grid = run.branch.grid
-    values = _values_on_disk(run.branch, run.out) if grid else None
-    if values is None or values == {key: _value(run.config, key) for key in grid}:
+    keys = run.searched or run.branch.grid
+    values = _values_on_disk(keys, run.out) if keys else None
+    if values is None or values == {key: _value(run.config, key) for key in keys}:
         return None
-    only_the_grid = differences(run.out, run.config).keys() <= set(grid)
+    only_the_grid = differences(run.out, run.config).keys() <= set(keys)
     return NOT_RUN if only_the_grid else difference(run.out, run.config)
 
 
-def _values_on_disk(branch: Branch, path: Path) -> dict[str, Any] | None:
-    """The values of the branch's grid that the run in a directory has. None if there is no run."""
+def _values_on_disk(keys: Collection[str], path: Path) -> dict[str, Any] | None:
+    """The searched values that the run in a directory has. None if there is no run."""
     if not directory.holds_run(path) or not (path / "config.toml").exists():
         return None
     config = saved_config(path)
-    return {key: _value(config, key) for key in branch.grid}
+    return {key: _value(config, key) for key in keys}
 
 
 def _value(config: RunConfig, key: str) -> Any:

@@ -19,27 +19,22 @@ Ctrl-C stops all runs; the same command continues them. Only an error of the dis
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import fedkeel.runs.from_config as from_config
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state import directory
 from fedkeel.files import Claim, guarded
-from fedkeel.runs.config import OWN_DATA, SETTINGS, RunConfig
 from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
 from fedkeel.study.running.plan import BranchResult, StudyPlan, StudyRun, Waves, size
 from fedkeel.study.running.pools import Pool, make_pool
 from fedkeel.study.running.progress import StudyBar
+from fedkeel.study.running.study_data import StudyData
 from fedkeel.study.study import Study
-
-if TYPE_CHECKING:
-    from fedkeel.data.federation import Dataset, Federation
 
 
 def run_branches(
@@ -109,7 +104,7 @@ class Scheduler:
         self.pool, self.bar, self.loads_data = pool, bar, loads_data
         self.groups: list[Waves] = [plan.branch_runs(group) for group in plan.study.groups()]
         self.results: list[list[BranchResult]] = [[] for _ in self.groups]
-        self.data = StudyData(plan.objects, plan.has_test)
+        self.data = plan.data
         self.waves: dict[StudyRun, Wave] = {}  # run that has not ended -> its wave
         self.queue: list[tuple[int, int, StudyRun]] = []  # a heap of (turn, number, run): runs that wait for a place
         self.numbers = itertools.count()  # Runs of the same turn start in the order of the study.
@@ -141,20 +136,20 @@ class Scheduler:
     def _check_data(self) -> None:
         """Raises an error that all runs would have: a fault of the one data set and model that they share, or several data
         sets none of which can be loaded. With a cluster it checks nothing, since the nodes load the data."""
-        configs = {StudyData.key(run.config): run.config for _, _, run in self.queue}
-        if not self.loads_data or not configs:
+        first = {StudyData.key(run.config): run for _, _, run in self.queue}
+        if not self.loads_data or not first:
             return
-        if len(configs) == 1:
-            config = next(iter(configs.values()))
-            fed = self.data.of(config)
+        if len(first) == 1:
+            run = next(iter(first.values()))
+            fed = self.data.of_run(run)
             if self.data.objects.model is None:
-                from_config.task(config, fed)
+                from_config.task(run.config, fed)
             return
         if self.bar.done:  # Some runs are complete, so there is something to report.
             return
-        for config in configs.values():
+        for run in first.values():
             with contextlib.suppress(Exception):
-                self.data.load(config)
+                self.data.load(run.config)
                 return
         raise next(iter(self.data.load_errors.values()))
 
@@ -192,7 +187,7 @@ class Scheduler:
             self.bar.say(f"{run.name}: replaces a run with {run.replaces}")
         self.bar.begin(run)
         try:
-            fed = self.data.of(run.config) if self.loads_data else None
+            fed = self.data.of_run(run) if self.loads_data else None
         except Exception as error:  # Only this run fails: runs of other cases may find their data.
             return self._end(run, " ".join(str(error).split()))
         directory.forget_failure(run.out)
@@ -216,70 +211,3 @@ class Scheduler:
             self._open(Wave(wave.group, self.groups[wave.group].send(outcomes)))
         except StopIteration as end:
             self.results[wave.group] = end.value
-
-
-# Data -----------------------------------------------------------------------------------------------------------------
-
-Key = tuple[str, ...]  # settings that decide which data and model a run has
-
-
-class StudyData:
-    """The federations that runs need. Only the last few stay in memory."""
-
-    KEEP = 3
-
-    def __init__(self, objects: PythonObjects = NAMES_ONLY, has_test: bool = True) -> None:
-        """has_test: False removes the test samples, so that no decision can depend on them."""
-        self.objects, self.has_test = objects, has_test
-        self.loaded: dict[Key, Federation] = {}
-        self.fingerprints: dict[Key, str] = {}  # of what was loaded
-        self.complete: dict[Key, tuple[str, str]] = {}  # name and data fingerprint of a complete run with this key
-        self.load_errors: dict[Key, Exception] = {}  # why data could not be loaded: a second try would take as long to fail
-
-    @staticmethod
-    def key(config: RunConfig) -> Key:
-        """Two runs with the same key have the same data and model."""
-        names = [name for name, about in SETTINGS.items() if about.metadata["group"] == "Data"]
-        return tuple(repr(getattr(config, name, None)) for name in (*names, "model"))
-
-    def of(self, config: RunConfig) -> Federation:
-        key = self.key(config)
-        if key not in self.loaded:
-            while len(self.loaded) >= self.KEEP:
-                del self.loaded[next(iter(self.loaded))]
-            fed = self.objects.fed or from_config.federation(config, self.load(config))
-            if fed.test is None and not self.objects:
-                raise ValueError(f"data: {config.data} has no test samples, so methods cannot be compared by their accuracy")
-            self.loaded[key] = fed if self.has_test else dataclasses.replace(fed, test=None)
-        self._check_same(key, config)
-        return self.loaded[key]
-
-    def load(self, config: RunConfig) -> Dataset | Federation:
-        """The data set of a run, before it is split."""
-        source = tuple(str(getattr(config, name)) for name in ("data", "data_dir", "augment", *OWN_DATA))
-        if source in self.load_errors:
-            raise self.load_errors[source]
-        try:
-            return from_config.load_data(config)
-        except Exception as error:
-            self.load_errors[source] = error
-            raise
-
-    def note_complete(self, run: StudyRun) -> None:
-        """Remembers which data a complete run had."""
-        fingerprint = (directory.summary(run.out, run.config.rounds) or {}).get("data")
-        if fingerprint:
-            self.complete[self.key(run.config)] = run.name, fingerprint
-
-    def _check_same(self, key: Key, config: RunConfig) -> None:
-        """New runs must have the data that complete runs had. A part of a data set has the same name as the whole set."""
-        if key not in self.complete:
-            return
-        if key not in self.fingerprints:
-            self.fingerprints[key] = self.loaded[key].fingerprint()
-        name, fingerprint = self.complete[key]
-        if self.fingerprints[key] != fingerprint and not self.loaded[key].had_fingerprint(fingerprint):
-            raise ValueError(
-                f"data: {config.data} differs from what the complete run {name} was trained on (is it a part of the set, or "
-                "another copy?); choose another --out, or --fresh to replace all runs"
-            )
