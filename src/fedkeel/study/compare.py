@@ -60,9 +60,7 @@ def compare(
 
     >>> study = compare("mlp", "digits", ["fedavg", "scaffold"], rounds=50, seeds=5, target=0.9)
     """
-    if tune:
-        settings = settings | {"search": dict(settings.get("search", {})) | {"way": "fair"}}
-    return _study({}, model, fed, methods, settings, seeds, target, out, jobs, fresh, progress)
+    return _study({}, model, fed, methods, _tuned(settings, tune), seeds, target, out, jobs, fresh, progress)
 
 
 def sweep(
@@ -77,6 +75,7 @@ def sweep(
     jobs: int | None = None,
     fresh: bool = False,
     progress: bool = True,
+    tune: bool = False,
     **settings: Any,
 ) -> StudyResult:
     """As `compare`, for all combinations of the values of some settings or hyper-parameters.
@@ -89,7 +88,7 @@ def sweep(
     if not over:
         raise ValueError('over: there is no axis; for example over={"lr": [0.01, 0.1]}')
     axes = {name: values if isinstance(values, Mapping) else list(values) for name, values in over.items()}
-    return _study({"sweep": axes}, model, fed, methods, settings, seeds, target, out, jobs, fresh, progress)
+    return _study({"sweep": axes}, model, fed, methods, _tuned(settings, tune), seeds, target, out, jobs, fresh, progress)
 
 
 def reproduce(
@@ -106,6 +105,7 @@ def reproduce(
     jobs: int | None = None,
     fresh: bool = False,
     progress: bool = True,
+    tune: bool = False,
     **settings: Any,
 ) -> StudyResult:
     """Runs a table or figure of one of the papers; `fedkeel reproduce --list` lists them.
@@ -118,8 +118,12 @@ def reproduce(
     file = choose_cases(recipes.read(name, scale).file, cases if isinstance(cases, str) else ",".join(cases))
     file |= {"sweep": file.get("sweep", {}) | dict(over)} if over else {}
     options, more = _options(settings)
-    file = with_options(file, more, algorithms=",".join(methods), seeds=seeds, target=target, changes=changes)
-    others = [*changes, *(f"{axis}={values}" for axis, values in (over or {}).items())]
+    file = with_options(file, more, algorithms=",".join(methods), seeds=seeds, target=target, changes=changes, tune=tune)
+    others = [
+        *changes,
+        *(["search way=fair"] if tune else []),
+        *(f"{axis}={values}" for axis, values in (over or {}).items()),
+    ]
     file = tell_changes(file, more | {"seeds": seeds, "target": target}, others)
     return _run(Study.read(file), NAMES_ONLY, out, jobs=jobs, fresh=fresh, progress=progress, **options)
 
@@ -144,6 +148,10 @@ def _study(
     plain, objects = separated(model, fed, more)
     study = Study.read(file | plain | {"methods": tables, "seeds": seeds} | ({} if target is None else {"target": target}))
     return _run(study, objects, out, jobs=jobs, fresh=fresh, progress=progress, **options)
+
+
+def _tuned(settings: Mapping[str, Any], tune: bool) -> dict[str, Any]:
+    return dict(settings) | ({"search": dict(settings.get("search", {})) | {"way": "fair"}} if tune else {})
 
 
 def _options(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
