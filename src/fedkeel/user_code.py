@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from fedkeel.errors import nearest
+from fedkeel.errors import describe, nearest
 
 
 def find_object(what: str, name: str, example: str) -> Any:
@@ -23,8 +23,8 @@ def find_object(what: str, name: str, example: str) -> Any:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(path)
-    except Exception as error:
-        raise ValueError(f"{what}: cannot import {path!r} (from {here}): {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{what}: cannot import {path!r} (from {here}): {describe(error)}") from error
     if not hasattr(module, attribute):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ValueError(f"{what}: {path!r} has no {attribute!r}{nearest(attribute, known)}")

@@ -423,11 +423,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         message, code = _explained(error)
         if message:
-            typer.echo(f"error: {' '.join(message.split())}", err=True)
+            typer.echo(f"error: {_shortened(' '.join(message.split()))}", err=True)
         else:  # `fedkeel` alone: typer has printed the help
             code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
+
+LONGEST_MESSAGE = 4000  # characters
 
 # What other programs call a command -> the command here.
 COMMANDS = {"train": "run", "fit": "run", "simulate": "run", "methods": "algorithms", "data": "datasets"}
@@ -440,6 +442,11 @@ def _command_hint(message: str) -> str:
     return " To train one method: fedkeel run" if known == "run" else f" Did you mean fedkeel {known}?" if known else ""
 
 
+def _shortened(message: str) -> str:
+    """The message without its middle if it is very long, because the user has given a very long name."""
+    return message if len(message) <= LONGEST_MESSAGE else f"{message[:1000]} ... {message[-500:]}"
+
+
 def _explained(error: Exception) -> tuple[str, int]:
     """The message of an error, and the exit code."""
     if isinstance(error, typer.Abort):
@@ -450,6 +457,8 @@ def _explained(error: Exception) -> tuple[str, int]:
     missing_package = isinstance(error, ImportError) and error.name is None  # Python's own errors have a name
     if isinstance(error, ValueError) or missing_package:
         return message, 2
+    if isinstance(error, OSError) and error.filename is not None:  # a path that the user gave cannot be used
+        return f"{error.strerror}: {error.filename}", 2
     if isinstance(error, StorageError | RoundError):
         return message, 2 if isinstance(error, StorageError) else 1
     return f"unexpected {type(error).__name__}: {message} (--debug shows the traceback)", 1

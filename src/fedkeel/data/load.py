@@ -117,7 +117,7 @@ def _careful(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(**options: Any) -> Any:
         try:
             return function(**options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(f"data: {name} failed: {describe(error)}") from error
 
     return call

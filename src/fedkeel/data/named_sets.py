@@ -13,7 +13,7 @@ from fedkeel.data.arrays import Arrays, with_channel_statistics
 from fedkeel.data.cache import cached
 from fedkeel.data.catalogue import CATALOGUE, Layout, NamedSet
 from fedkeel.data.federation import Dataset
-from fedkeel.data.readers.file_contents import broken
+from fedkeel.data.readers.file_contents import broken, reading
 from fedkeel.data.to_dataset import to_dataset
 from fedkeel.data.transforms import Normalise
 
@@ -84,9 +84,12 @@ def _read(name: str, described: NamedSet, layout: Layout, paths: list[Path | Non
     """The arrays in the files. Raises ValueError if the number of samples or a label is wrong."""
     module, _, function = layout.reader.partition(":")
     reader = importlib.import_module(f"fedkeel.data.readers.{module}")
-    arrays: Arrays = getattr(reader, function)(*paths, **layout.options)
-    counts = len(arrays["y"]), len(arrays["test_y"])
     first = next(path for path in paths if path)
+    with reading(first):
+        arrays: Arrays = getattr(reader, function)(*paths, **layout.options)
+        counts = len(arrays["y"]), len(arrays["test_y"])
+    if not all(counts):
+        raise broken(first, "it has no samples")
     if layout.counts is not None and counts != layout.counts:
         wanted = " + ".join(f"{n:,}" for n in layout.counts)
         raise broken(first, f"{name} has {wanted} samples, these files have {counts[0]:,} + {counts[1]:,}")

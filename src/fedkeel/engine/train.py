@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm, make
-from fedkeel.core.device import named_devices
+from fedkeel.core.device import named_devices, usable_device
 from fedkeel.core.flat import FlatModel, copy_of, set_memory_format
 from fedkeel.core.steps import Loss, Step, check_one_number, whole_batch
 from fedkeel.data.dataset_pool import DatasetPool, kind_of
@@ -66,11 +66,10 @@ def make_flat(
         model = _made(model, seed)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise refuse("dtype", dtype, "a floating-point torch.dtype, or None")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = usable_device(device)
     module = copy_of(model)
     try:
-        module = module.to(device=device, dtype=dtype)
+        module = module.to(device=place, dtype=dtype)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device = {device!r} cannot be used here: {describe(error)}") from error
     if memory_format is not None:
@@ -96,7 +95,7 @@ def _made(make_model: object, seed: int) -> nn.Module:
         raise ValueError(f"model: expected a torch.nn.Module or a function that makes one, not {kind}")
     try:
         made = seeded(make_model, seed)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"model: the function that makes it fails: {describe(error)}") from error
     if not isinstance(made, nn.Module):
         raise ValueError(f"model: the function returned a {type(made).__name__}, not a torch.nn.Module")

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fedkeel.errors import describe
 from fedkeel.user_code import find_object
 
 ARGUMENTS = ("shape", "classes", "vocabulary")
@@ -23,8 +24,8 @@ def make_user_model(name: str, shape: tuple[int, ...], classes: int, vocabulary:
     arguments = _arguments(name, factory, (shape, classes, vocabulary))
     try:
         model = factory(*arguments)
-    except Exception as error:
-        raise ValueError(f"model: {name} failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"model: {name} failed: {describe(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: {name} returned a {type(model).__name__}, not a torch.nn.Module")
     return model

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedkeel.data.arrays import Arrays
-from fedkeel.data.readers.file_contents import broken, contents, numpy_archive, reading
+from fedkeel.data.readers.file_contents import broken, check_members, contents, numpy_archive, reading
 from fedkeel.data.readers.pictures import channels_first, pixels
 from fedkeel.data.readers.safe_pickle import unpickled
 
@@ -20,7 +20,11 @@ from fedkeel.data.readers.safe_pickle import unpickled
 def archive(path: Path, md5: Mapping[str, str], labels: str) -> Arrays:
     """The Python version as downloaded. Files are read from the archive one by one; nothing is unpacked to disk."""
     with reading(path), tarfile.open(path) as tar:
-        members = {Path(member.name).name: member for member in tar if member.isfile()}
+        size, members = 0, {}
+        for member in tar:
+            check_members(path, [size := size + member.size])
+            if member.isfile():
+                members[Path(member.name).name] = member
         files = {name: tar.extractfile(members[name]).read() for name in md5}  # type: ignore[union-attr]
     return _batches({name: (path, data) for name, data in files.items()}, md5, labels)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import io
 import json
 import lzma
 import pickle
+import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -22,7 +24,10 @@ from fedkeel.data.arrays import Arrays
 # What parsers raise if a file is damaged.
 DAMAGED: tuple[type[Exception], ...] = (EOFError, OSError, ValueError, KeyError, TypeError, IndexError)
 DAMAGED += (AttributeError, ImportError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
-DAMAGED += (pickle.UnpicklingError,)
+DAMAGED += (pickle.UnpicklingError, csv.Error, struct.error, ArithmeticError, MemoryError, RuntimeError)
+# A packed file of a data set unpacks to a few times its size. A file that unpacks to much more is refused before it fills
+# the memory.
+LARGEST_RATIO, HARMLESS = 200, 1 << 28  # unpacked bytes per packed byte; bytes that are always allowed
 
 
 def broken(path: Path, why: object) -> ValueError:
@@ -34,8 +39,11 @@ def reading(path: Path) -> Iterator[None]:
     """Turns every error of a parser into an error that names the file."""
     try:
         yield
-    except DAMAGED as error:
+    except Exception as error:
         if str(error).startswith("data: "):
+            raise
+        # Pillow is not imported only to name its error.
+        if not isinstance(error, DAMAGED) and type(error).__name__ != "DecompressionBombError":
             raise
         raise broken(path, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
@@ -50,7 +58,22 @@ def opened(path: Path) -> BinaryIO:
 def contents(path: Path) -> bytes:
     """The unpacked bytes of a file."""
     with reading(path), opened(path) as file:
-        return file.read()
+        most = largest_content(path)
+        content = file.read(most + 1)
+        if len(content) > most:
+            raise broken(path, f"it unpacks to more than {most:,} bytes")
+        return content
+
+
+def largest_content(path: Path) -> int:
+    """The most bytes that a file may unpack to."""
+    return max(HARMLESS, LARGEST_RATIO * path.stat().st_size)
+
+
+def check_members(path: Path, sizes: Iterable[int]) -> None:
+    """Refuses an archive whose members are much larger than the archive. sizes: those of the members, unpacked."""
+    if (total := sum(sizes)) > largest_content(path):
+        raise broken(path, f"it unpacks to {total:,} bytes; at most {largest_content(path):,} are allowed")
 
 
 def lines(path: Path) -> list[str]:
@@ -67,5 +90,9 @@ def json_objects(path: Path) -> list[dict[str, Any]]:
 
 def numpy_archive(path: Path) -> Arrays:
     """The arrays of a .npz file."""
-    with reading(path), np.load(io.BytesIO(contents(path)), allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    with reading(path):
+        packed = io.BytesIO(contents(path))
+        with zipfile.ZipFile(packed) as archive:
+            check_members(path, [member.file_size for member in archive.infolist()])
+        with np.load(packed, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedkeel.data.arrays import Arrays
 from fedkeel.data.readers import text_arrays
-from fedkeel.data.readers.file_contents import json_objects, reading
+from fedkeel.data.readers.file_contents import broken, json_objects, reading
 from fedkeel.data.readers.text_files import without_names
 
 
@@ -24,6 +24,8 @@ def train_and_test(train: Path, test: Path, clean: Callable[[str], str] = str) -
 def _json_samples(path: Path, clean: Callable[[str], str]) -> text_arrays.Samples:
     with reading(path):
         rows = json_objects(path)
+        if not rows:
+            raise broken(path, "it is empty")
         return [(clean(f"{row['title']} {row['text']}" if row.get("title") else row["text"]), row["label"]) for row in rows]
 
 

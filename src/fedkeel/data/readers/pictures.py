@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedkeel.data.readers.file_contents import broken, reading
 
 
-def pillow() -> Any:
-    """The module PIL.Image without its limit on the size of a picture: a sheet holds many."""
+def pixels(path: Path | io.BytesIO, size: int | None = None) -> np.ndarray:
+    """A picture as [H, W, 3] uint8.  size: the picture is scaled to size x size.
+
+    Pillow refuses a picture that would take more than half a gigabyte.
+    """
     from PIL import Image
 
-    Image.MAX_IMAGE_PIXELS = None
-    return Image
-
-
-def pixels(path: Path | io.BytesIO, size: int | None = None) -> np.ndarray:
-    """A picture as [H, W, 3] uint8.  size: the picture is scaled to size x size."""
-    Image = pillow()
     where = path if isinstance(path, Path) else Path("a picture")
     with reading(where), Image.open(path) as picture:
         picture = picture.convert("RGB")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedkeel.data.arrays import Arrays
-from fedkeel.data.readers.file_contents import broken, reading
+from fedkeel.data.readers.file_contents import broken, check_members, reading
 from fedkeel.data.readers.text_arrays import Samples, train_and_test
 
 
@@ -35,7 +35,9 @@ def imdb_archive(path: Path) -> Arrays:
     wanted = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^/]+\.txt$")
     parts: dict[str, Samples] = {"train": [], "test": []}
     with reading(path), tarfile.open(path) as archive:
+        size = 0
         for member in archive:
+            check_members(path, [size := size + member.size])
             if found := wanted.search(member.name):
                 text = archive.extractfile(member).read().decode()  # type: ignore[union-attr]
                 parts[found[1]].append((text, int(found[2] == "pos")))

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import fedkeel.runs.from_config as from_config
+from fedkeel.core.device import usable_device
 from fedkeel.engine.machine import cores
 from fedkeel.engine.state import directory
 from fedkeel.files import Claim, guarded
@@ -139,6 +140,8 @@ class Scheduler:
         first = {StudyData.key(run.config): run for _, _, run in self.queue}
         if not self.loads_data or not first:
             return
+        for device in {run.config.device for run in first.values()}:
+            usable_device(device)
         if len(first) == 1:
             run = next(iter(first.values()))
             fed = self.data.of_run(run)
