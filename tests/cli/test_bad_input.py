@@ -37,7 +37,7 @@ def exit_and_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple
         (["datasets", "show", LONG], "File name too long"),
         (["deploy", "init", "app", "--from", LONG], "File name too long"),
     ],
-    ids=lambda z: (" ".join(z)[:40] if isinstance(z, list) else None),
+    ids=lambda z: " ".join(z)[:40] if isinstance(z, list) else None,
 )
 def test_bad_input(
     words: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
