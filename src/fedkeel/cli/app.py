@@ -14,6 +14,7 @@ import typer
 
 import fedkeel
 from fedkeel.cli.choose import choose
+from fedkeel.cli.interrupt import SIGTERM_EXIT, EndOnSigterm
 from fedkeel.cli.options import TaskCommand, merged, task_options
 from fedkeel.cli.studies import TASK, Fresh, Json, MLflow, TensorBoard, Wandb, add_commands
 from fedkeel.errors import RoundError, StorageError
@@ -412,6 +413,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot print '±' gets '?', not an error
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    terminated = EndOnSigterm()
     try:
         given = [word for word in words if word != "--debug"]
         code = app(given, standalone_mode=False, prog_name="fedkeel", obj=shlex.join(["fedkeel", *words]))
@@ -426,7 +428,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             typer.echo(f"error: {_shortened(' '.join(message.split()))}", err=True)
         else:  # `fedkeel` alone: typer has printed the help
             code = 0
-    sys.exit(code if isinstance(code, int) else 0)
+    finally:
+        terminated.restore()
+    sys.exit(SIGTERM_EXIT if terminated.happened else code if isinstance(code, int) else 0)
 
 
 LONGEST_MESSAGE = 4000  # characters

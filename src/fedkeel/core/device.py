@@ -12,6 +12,8 @@ returns, it must wait for the device, by `wait_for` or by reading any later resu
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -167,6 +169,28 @@ def usable_device(name: str) -> torch.device:
 
 
 # Random numbers ------------------------------------------------------------------------------------------------------
+
+
+class SharedGenerators:
+    """A lock for torch's CPU generator, which all threads of a process share. Whoever seeds it and draws from it holds the
+    lock meanwhile. So runs in two threads get the numbers that they would get one after the other."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):  # another thread may hold the lock while this one forks
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self.lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+GENERATORS = SharedGenerators()
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

@@ -38,16 +38,20 @@ class ManyOracle:
 
     def value(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """The loss of every client, [S]."""
-        model, each = self.objective.model, self.objective.each
-
-        def outputs(w: Tensor, x: Tensor) -> Any:
-            return functional_call(model.module, model.named(w), (x,), tie_weights=False)
-
-        output = vmap(outputs)(w, x)
+        output, each = self.outputs(w, x), self.objective.each
         if each is None:  # a loss of the user takes whole batches; these have no padding
             return vmap(self._loss)(output, y) * weight.sum(-1)
         # The loss of each sample, so that the padding of short batches does not enter the mean.
         return (each(output.flatten(0, 1), y.flatten(0, 1)).view(weight.shape) * weight).sum(-1)
+
+    def outputs(self, w: Tensor, x: Tensor) -> Any:
+        """What the model returns for every client, [S, B, ...]."""
+        model = self.objective.model
+
+        def of_one(w: Tensor, x: Tensor) -> Any:
+            return functional_call(model.module, model.named(w), (x,), tie_weights=False)
+
+        return vmap(of_one)(w, x)
 
     def _loss(self, output: Any, y: Tensor) -> Tensor:
         """The loss of one client's batch, []."""

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.device import at_border, check_device, cuda_numbers, seed_generators, to_device, to_host
+from fedkeel.core.device import GENERATORS, at_border, check_device, cuda_numbers, seed_generators, to_device, to_host
 from fedkeel.core.ranges import check_ranges
 from fedkeel.core.records import check_finite, exchanges_of, trial_upload
 from fedkeel.core.steps import Objective, OneClient, Workspace, in_pieces
@@ -166,6 +166,12 @@ class ClientWork:
 
         mem: the client's record.  samples: what `self.samples` yields for this task, if you have fetched that already.
         """
+        if self.objective.model.device.type != "cpu":  # a GPU has a generator of its own
+            return self._run_client(task, down, buffers, mem, samples)
+        with GENERATORS:
+            return self._run_client(task, down, buffers, mem, samples)
+
+    def _run_client(self, task: ClientTask, down: Any, buffers: Tensor, mem: Any, samples: Samples | None) -> ClientResult:
         model = self.objective.model
         seed_generators(seeding.model_seed(self.seed, task.t, task.client), model.device)
         down, mem = at_border("sent record", down, model.device), at_border("client record", mem, model.device)
@@ -291,11 +297,38 @@ class ClientWork:
 @contextlib.contextmanager
 def one_thread(*devices: torch.device) -> Iterator[None]:
     """Runs with one thread, so that every engine adds in the same order. Restores the caller's random state: that of the
-    CPU, and of these devices if they are GPUs."""
-    threads = torch.get_num_threads()
+    CPU, and of these devices if they are GPUs.
+
+    Several threads may be inside. Limits and the CPU's random state belong to the process, so the last one restores them.
+    """
+    gpus = {number: torch.cuda.get_rng_state(number) for number in cuda_numbers(devices)}
+    with GENERATORS:
+        if not INSIDE.count:
+            INSIDE.threads, INSIDE.random = torch.get_num_threads(), torch.get_rng_state()
+            INSIDE.blas = threadpool_limits(1, user_api="blas")
+        INSIDE.count += 1
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=cuda_numbers(devices)), torch.no_grad(), threadpool_limits(1, user_api="blas"):
+        with torch.no_grad():
             yield
     finally:
-        torch.set_num_threads(threads)
+        for number, state in gpus.items():
+            torch.cuda.set_rng_state(state, number)
+        with GENERATORS:
+            INSIDE.count -= 1
+            torch.set_num_threads(INSIDE.threads)
+            if not INSIDE.count:
+                torch.set_rng_state(INSIDE.random)
+                INSIDE.blas.restore_original_limits()
+
+
+class Inside:
+    """The threads inside of `one_thread`, and what the last of them restores."""
+
+    count = 0
+    threads: int
+    random: Tensor
+    blas: Any
+
+
+INSIDE = Inside()

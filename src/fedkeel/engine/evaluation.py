@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.device import GENERATORS, seed_generators
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import numbers
 from fedkeel.core.steps import Objective
@@ -17,6 +18,7 @@ from fedkeel.data.dataset_pool import CHUNK as POOL_CHUNK
 from fedkeel.data.dataset_pool import DatasetPool
 from fedkeel.data.federation import Prepare
 
+EVALUATION_SEED = 0
 CHUNK = 2048  # the most samples at a time
 NUMBERS = 1_000_000  # the most input numbers at a time: a network's activations may be a thousand times as many
 
@@ -64,11 +66,16 @@ def batches_of(model: FlatModel, data: tuple[Any, Any], prepare: Prepare | None 
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Puts a module into evaluation mode. Afterwards every layer has its old mode again."""
+    """Puts a module into evaluation mode. Afterwards every layer has its old mode again.
+
+    A model that draws random numbers in evaluation mode, too, draws the same ones in every evaluation.
+    """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        yield
+        with GENERATORS, torch.random.fork_rng(devices=[]):
+            seed_generators(EVALUATION_SEED, next(module.parameters()).device)
+            yield
     finally:
         for part, mode in modes:
             part.training = mode
@@ -80,7 +87,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     before = [(part, dict(vars(part)), dict(part._buffers)) for part in module.modules()]
     copies = [(b, b.clone()) for b in module.buffers()]
     try:
-        with torch.random.fork_rng(devices=[]):
+        with GENERATORS, torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             yield
     finally:

@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent di
 
 @contextlib.contextmanager
 def defer_ctrl_c() -> Iterator[None]:
-    """Holds Ctrl-C back until the block ends; fork inside of it.
+    """Holds Ctrl-C and SIGTERM back until the block ends; fork inside of it.
 
     During a fork, the child would show a traceback, and the parent might miss the signal. A child that wants to ignore
     Ctrl-C can do so from its first moment.
@@ -25,14 +25,15 @@ def defer_ctrl_c() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+    ends = (signal.SIGINT, signal.SIGTERM)
+    before = {end: signal.signal(end, lambda number, _: arrived.append(number)) for end in ends}
     try:
         yield
     finally:
-        # `before` is None if a library in another language has set the handler.
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        for end, handler in before.items():  # None if a library in another language has set the handler
+            signal.signal(end, signal.SIG_DFL if handler is None else handler)
         if arrived:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(arrived[0])
 
 
 def die_with(parent: int) -> None:

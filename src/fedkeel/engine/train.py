@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm, make
-from fedkeel.core.device import named_devices, usable_device
+from fedkeel.core.device import GENERATORS, named_devices, usable_device
 from fedkeel.core.flat import FlatModel, copy_of, set_memory_format
 from fedkeel.core.steps import Loss, Step, check_one_number, whole_batch
 from fedkeel.data.dataset_pool import DatasetPool, kind_of
@@ -42,7 +42,7 @@ def seeded(make_model: Callable[[], Any], seed: int) -> Any:
     """What the function returns if it starts from this seed. The global generators of torch stay as they were."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(devices=gpus):
+        with GENERATORS, torch.random.fork_rng(devices=gpus):
             torch.manual_seed(seed)
             return make_model()
     finally:
@@ -377,7 +377,7 @@ def check_fit(model: FlatModel, fed: Federation, data: tuple[Any, Any], own: Own
 def _check_step(step: Step, model: FlatModel, batch: Any, where: str) -> None:
     """Raises if the user's step fails on two samples, or does not return one number that depends on the parameters."""
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]), evaluating(model.module):
+        with torch.enable_grad(), evaluating(model.module), unchanged(model.module):
             value = step(model.module, batch)
     except Exception as error:
         raise ValueError(f"{where}step: it fails on a batch of two samples: {describe(error)}") from error
@@ -409,7 +409,7 @@ def _check_loss(loss: Loss, output: Any, target: Tensor, where: str) -> None:
     except ValueError:  # Python does not know the arguments of some functions written in C
         pass
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.enable_grad(), GENERATORS, torch.random.fork_rng(devices=[]):
             value = loss(output, target)
     except Exception:
         return

@@ -18,8 +18,8 @@ def pixels(path: Path | io.BytesIO, size: int | None = None) -> np.ndarray:
     from PIL import Image
 
     where = path if isinstance(path, Path) else Path("a picture")
-    with reading(where), Image.open(path) as picture:
-        picture = picture.convert("RGB")
+    with reading(where), Image.open(path) as file:
+        picture = file.convert("RGB")
         if size is not None and picture.size != (size, size):
             picture = picture.resize((size, size), Image.Resampling.BILINEAR)
         return np.asarray(picture)

@@ -38,7 +38,7 @@ class _Dtype:
         order = state[1].decode("ascii") if isinstance(state[1], bytes) else state[1]
         if order not in ("<", ">", "|", "=") or any(z is not None for z in state[2:5]):
             raise _refuse("a dtype with fields")
-        self.dtype = self.dtype.newbyteorder(order)
+        self.dtype = self.dtype.newbyteorder(">" if order == ">" else "<")
 
 
 class _Array:

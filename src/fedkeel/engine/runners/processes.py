@@ -49,6 +49,7 @@ from fedkeel.errors import describe
 # their steps, that happens often, and with few places workers would stand still.
 AHEAD, UNEQUAL = 2, 4  # places beside one per worker; places per worker if clients differ in their steps
 DEATHS = 3  # a client on which this many workers die in one exchange is dropped from the round
+FETCHING = 5  # a worker that is between two clients for this many times the timeout is replaced: it is stopped, or stuck
 NOTHING = -1  # instead of a position: the worker is between two clients
 
 
@@ -71,7 +72,7 @@ class Shared(NamedTuple):
     losses: Tensor  # [S]
     finished: Tensor  # [S] 1 as soon as the result of this position is complete
     current: Tensor  # [W] the position of the client that a worker runs, or NOTHING
-    since: Tensor  # [W] when the worker began with that client, in seconds of time.monotonic
+    since: Tensor  # [W] when the worker began with that client, or ended the one before, in seconds of time.monotonic
 
 
 def shared_memory(work: ClientWork, down: Any, S: int, W: int) -> Shared:
@@ -154,6 +155,7 @@ class Processes:
         """What a worker does from its start to its end."""
         die_with(driver)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for other in others:  # otherwise this process would keep its siblings' pipes open after the driver's death
             other.close()
         torch.set_num_threads(1)
@@ -170,13 +172,13 @@ class Processes:
         os._exit(0)
 
     def _run_portion(self, number: int, portion: list[StoredTask], faults: dict[int, str]) -> None:
-        # Fetching belongs to no client: an error here ends the worker, and `timeout` does not count it.
+        # Fetching belongs to no client: an error here ends the worker, and no client is late because of it.
         fetched = self.work.samples([stored.task for stored in portion])
         for stored, samples in zip(portion, fetched, strict=True):
             position = stored.task.position
             self.since[number], self.current[number] = time.monotonic(), position
             fault = self._run_client(stored, samples)
-            self.current[number] = NOTHING
+            self.since[number], self.current[number] = time.monotonic(), NOTHING
             if fault is None:
                 self.finished[position] = 1
             else:
@@ -299,6 +301,7 @@ class Processes:
 
     def _send(self, worker: Worker, portions: list[list[StoredTask]] | StoredTask) -> None:
         worker.busy = True
+        self.since[worker.number] = time.monotonic()
         # If the worker is dead, its sentinel wakes the driver.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             worker.pipe.send(portions)
@@ -314,14 +317,16 @@ class Processes:
         """Seconds until the first worker may exceed the timeout; None without a timeout."""
         if self.timeout is None:
             return None
-        now = time.monotonic()
-        begun = [self.since[w.number] if self.current[w.number] != NOTHING else now for w in busy]
-        return max(0.0, float(min(begun)) + self.timeout - now)
+        return max(0.0, min(self._deadline(worker) for worker in busy) - time.monotonic())
 
     def _is_late(self, worker: Worker) -> bool:
-        if self.timeout is None or self.current[worker.number] == NOTHING:
-            return False
-        return bool(time.monotonic() - self.since[worker.number] > self.timeout)
+        return self.timeout is not None and worker.busy and time.monotonic() > self._deadline(worker)
+
+    def _deadline(self, worker: Worker) -> float:
+        """When the worker is late. Between two clients it fetches samples, which may take longer than a client."""
+        assert self.timeout is not None
+        between = self.current[worker.number] == NOTHING
+        return float(self.since[worker.number]) + self.timeout * (FETCHING if between else 1)
 
     def _blame(
         self, worker: Worker, tasks: list[StoredTask], faults: dict[int, str], deaths: Counter[int], late: bool
@@ -338,7 +343,7 @@ class Processes:
             blamed = [stored.task.position for stored in self._unfinished(tasks, faults)]
         else:
             limit, blamed = DEATHS, [position]
-        if late:
+        if late and position != NOTHING:
             faults[position] = f"Timeout: no result within {self.timeout:g} s"
         elif blamed and deaths[position] >= limit:
             when = "before they could run a client" if position == NOTHING else "on this client"

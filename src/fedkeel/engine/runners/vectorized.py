@@ -37,14 +37,25 @@ class Vectorized:
             reason = "data sets are read one batch at a time"
         if work.objective.precision is not None:
             reason = f"with precision = {work.objective.precision!r} it would round differently"
+        self.work, self.store = work, store
+        reason = reason or self._why_not()
         if reason:
             name = "compiled" if compiled else "vectorized"
             raise ValueError(f"engine: {name!r} cannot run this model: {reason}; use 'sequential' or 'processes'")
-        self.work, self.store = work, store
         self.largest = int(
             work.fed.sizes.max()
         )  # samples of a client; computed once, because the cost of a round must not grow with N
         self.oracle = ManyOracle(work.objective, compiled)
+
+    def _why_not(self) -> str | None:
+        """Why torch cannot run this model for two clients at once, or None: it draws random numbers in `forward`, say."""
+        model, fed = self.work.objective.model, self.work.fed
+        rows = [fed.rows(0, np.arange(min(2, fed.size(0))))] * 2
+        try:
+            ManyOracle(self.work.objective).outputs(model.vector().expand(2, -1), self._padded(fed.x, fed.y, rows)[0])
+        except Exception as error:
+            return describe(error)
+        return None
 
     def run(self, exchange: Exchange) -> Uploads:
         S = len(exchange.ids)

@@ -167,8 +167,8 @@ def _in_fork(run: StudyRun, fed: Any, pipe: Connection, others: list[Connection]
     die_with(parent)
     torch.set_num_threads(1)  # A fork has none of the threads that its parent's torch may have started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
-    if run.trackers:  # Trackers learn from a KeyboardInterrupt that the run was stopped.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Trackers learn from a KeyboardInterrupt that the run was stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler if run.trackers else signal.SIG_DFL)
     for other in others:
         other.close()
     with contextlib.suppress(BrokenPipeError):
