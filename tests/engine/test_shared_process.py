@@ -63,7 +63,8 @@ def test_runs_in_two_threads_have_the_bits_of_runs_one_after_the_other(noisy: nn
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     found: dict[int, fk.Run] = {}
     workers = [
-        threading.Thread(target=lambda seed=seed: found.update({seed: train(noisy, seed=seed, rounds=8)})) for seed in range(3)
+        threading.Thread(target=lambda seed=seed: found.update({seed: train(noisy, seed=seed, rounds=8)}))
+        for seed in range(3)
     ]
     for worker in workers:
         worker.start()
@@ -112,9 +113,7 @@ def test_a_check_before_the_run_leaves_the_buffers_of_a_model_with_its_own_step(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="SIGSTOP between two clients")
-def test_a_worker_that_is_stopped_between_two_clients_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_stopped_between_two_clients_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     straight = train(small_net(4))
     fetch, driver = ClientWork.samples, os.getpid()
 
