@@ -32,6 +32,9 @@ class Task:
     shapes: list[tuple[int, ...]] = field(default_factory=list)  # the shape of each parameter tensor (FedMuon)
     clip: Callable[[Vector], Vector] = lambda u: u  # the local direction, scaled to the run's largest norm (rule R6)
     tracking: list[list[int]] = field(default_factory=list)  # Y_t, a subset of cohorts[t] (FAdamET, FAdamGT)
+    # Asynchronous runs (FADAS): the round from whose model, and with whose batches, each client of cohorts[t] worked.
+    # Empty: all of them started in round t.
+    started: list[list[int]] = field(default_factory=list)
 
     @property
     def T(self) -> int:
