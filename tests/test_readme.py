@@ -38,6 +38,11 @@ def test_a_command_has_options_that_exist(line: str) -> None:
     assert {word for word in words if word.startswith("--")} <= known | hyperparameters
 
 
+def test_the_readme_counts_the_methods() -> None:
+    counts = re.findall(r"\d+(?= in all\b)|(?<=\ball )\d+(?= methods)", TEXT)
+    assert counts == [str(len(fk.algorithms()))] * 2
+
+
 def test_links_lead_to_files() -> None:
     for link in re.findall(r"\]\(([^)#]*)\)", TEXT):
         assert (ROOT / link).exists(), link

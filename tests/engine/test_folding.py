@@ -33,7 +33,7 @@ from tests.tasks import small_net
 
 ROOT = Path(__file__).parents[2]
 TEXT: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": 120}
-one_by_one = {"gradma", "gradma-s"}  # their servers remember single uploads
+one_by_one = {"gradma", "gradma-s", "fedcams"}  # their servers remember or unpack single uploads
 every = pytest.mark.parametrize("name", fk.algorithms())
 
 

@@ -24,8 +24,8 @@ CLOSE = json.loads(NUMBERS.read_text())
 @pytest.mark.parametrize("method", fk.algorithms())
 def test_a_run_ends_as_it_did_before(method: str, task: str) -> None:
     case = f"{method} {task}"
-    assert case in CLOSE, "a new method: run `python -m tests.golden`, which must only add lines"
-    if KNOWN is not None:
+    assert case in CLOSE, "a new method: run `python -m tests.golden --new`, which only adds lines"
+    if KNOWN is not None and case in KNOWN:  # a method may be newer than the digests of this processor
         assert digests(finished_run(method, task, torch.float32)) == KNOWN[case]
         return
     found = numbers(finished_run(method, task, torch.float64))

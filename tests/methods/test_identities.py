@@ -432,11 +432,10 @@ class Play:
     def round(self) -> tuple[list[int], list[Local]]:
         """One round -> the participants and their local steps."""
         ids = sorted(self.rng.permutation(N)[: self.S].tolist())
-        if self.algo.surveys(self.t):
-            self.exchange("survey", "survey_server", self.t, ids)
+        survey = self.exchange("survey", "survey_server", self.t, ids) if self.algo.surveys(self.t) else []
         steps = self.exchange("client", "server", self.t, ids)
         self.t += 1
-        return ids, steps
+        return ids, steps if any(work.points for work in steps) else survey  # FedAWE trains in the survey
 
 
 def mean(z: Sequence[Tensor]) -> Tensor:

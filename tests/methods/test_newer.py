@@ -14,6 +14,8 @@ from fedkeel.core.flat import Layers
 from fedkeel.core.records import trial_upload
 from fedkeel.rules.muon import in_matrices, muon_direction, newton_schulz
 from fedkeel.rules.sam import unit
+from fedkeel.rules.signs import packed_signs, unpacked_signs
+from tests.golden import tasks as golden
 from tests.tasks import half_square, linear_clients, linear_model
 
 N, D = 5, 4
@@ -85,6 +87,64 @@ def test_fedvarp_keeps_the_fixed_point_of_fedavg_whoever_takes_part() -> None:
     close(train(fk.algorithm("fedvarp", lr=0.2), rounds=112, cohort=cohorts).params, everybody, 1e-6)
     moved = train(fk.algorithm("fedavg", lr=0.2), rounds=112, cohort=cohorts).params
     assert (moved - everybody).norm() > 0.01
+
+
+def test_fedawe_with_all_clients_is_fedavg() -> None:
+    close(train(fk.algorithm("fedawe", server_lr=0.7)).params, train(fk.algorithm("fedavg", server_lr=0.7)).params)
+
+
+def test_a_client_of_fedawe_works_on_its_last_model_and_makes_up_for_its_absence() -> None:
+    """Client 0 is there in rounds 0 and 3. In round 3 its displacement from its own model counts three times."""
+    cohorts = [[0], [1, 2], [3], [0]]
+    x1, x3, x4 = (train(fk.algorithm("fedawe"), rounds=t, cohort=cohorts[:t]).params for t in (1, 3, 4))
+    assert (x3 - x1).norm() > 1e-3
+    once = train(fk.algorithm("fedavg"), fed=fk.Federation.from_arrays([(FED[0].x.numpy(), FED[0].y.numpy())]),
+                 x0=x1.numpy(), rounds=1).params  # fmt: skip
+    close(x4, x1 + 3 * (once - x1))
+
+
+def test_fedawe_has_a_training_loss_and_batch_statistics() -> None:
+    """Its local steps are in the first of two exchanges."""
+    run = golden.finished_run("fedawe", "convolutional", torch.float32)
+    assert all(np.isfinite(row["train_loss"]) for row in run.history)
+    assert run.model.get_buffer("0.2.num_batches_tracked") > 0
+    assert run.model.get_buffer("0.2.running_mean").abs().sum() > 0
+
+
+@pytest.mark.parametrize("d", [1, 31, 32, 33, 70])
+def test_signs_survive_packing(d: int) -> None:
+    u = torch.randn(3, d, generator=torch.Generator().manual_seed(d)).double()
+    u[0, 0] = 0.0
+    packed = packed_signs(u)
+    assert packed.shape == (3, -(-d // 32))
+    assert packed.dtype == torch.int32
+    assert torch.equal(unpacked_signs(packed, u[0]), torch.where(u >= 0, 1.0, -1.0).double())
+
+
+@pytest.mark.parametrize("cohort", [2, N])
+def test_fedcams_is_fedams_with_an_uplink_of_signs(cohort: int) -> None:
+    """The uplink rounds its scale to float32; the method does not."""
+    values = {"lr": 0.1, "server_lr": 0.3}
+    runs = [
+        train(fk.algorithm("fedcams", **values), cohort=cohort),
+        train(fk.algorithm("fedams", **values), cohort=cohort, uplink=fk.Sign()),
+    ]
+    close(runs[0].params, runs[1].params, 1e-5)
+    assert (runs[0].params - train(fk.algorithm("fedams", **values), cohort=cohort).params).norm() > 1e-3
+    assert [row["up"] for row in runs[0].history] == [2] * 5  # one number with the signs of D = 4, and the scale
+
+
+def test_uploads_of_fedcams_are_32_times_smaller() -> None:
+    full, signs = (golden.finished_run(name, "dense", torch.float32).history[0] for name in ("fedams", "fedcams"))
+    assert signs["up"] == -(-full["up"] // 32) + 1
+    assert signs["up_bytes"] == 4 * signs["up"]
+
+
+def test_fadas_cuts_its_step_above_the_threshold() -> None:
+    delays = torch.tensor([0.0, 1.0, 2.0, 3.0, 40.0], dtype=torch.float64)
+    divided, capped = (fk.algorithm("fadas", server_lr=0.1, tau_c=2, cut=cut) for cut in ("divide", "cap"))
+    assert [float(divided.step_for(one)) for one in delays] == pytest.approx([0.1, 0.1, 0.1, 0.1 / 3, 0.1 / 40])
+    assert [float(capped.step_for(one)) for one in delays] == pytest.approx([0.1, 0.1, 0.1, 0.1, 1 / 40])
 
 
 def interval_weights(takes_part: np.ndarray, cutoff: int) -> np.ndarray:

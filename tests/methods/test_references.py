@@ -16,6 +16,7 @@ import fedkeel as fk
 from fedkeel.core.algorithm import Plan, lookup
 from fedkeel.engine import seeding
 from fedkeel.engine.settings import Settings
+from tests.reference import fadas as fadas_reference
 from tests.reference import fedmuon as muon_reference
 from tests.reference.task import Task
 from tests.tasks import full_only, half_square, linear_clients, linear_model
@@ -82,6 +83,9 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "delta-sgd": [{"eta0": 0.05, "delta": 0.5, "server_lr": 0.8}, {"eta0": 0.05, "same_batch": False}],
     "fedadamw": [{"lr": 0.05, "alpha": 0.3, "lam": 0.1, "server_lr": 0.8}],
     "fedmuon": [{"lr": 0.02, "muon_scale": 2.0, "alpha": 0.3, "wd": 0.1, "server_lr": 0.8}],
+    "fedawe": [{"server_lr": 0.7}],
+    "fedcams": [{"lr": 0.1, "server_lr": 0.3}, {"bias_correction": True}],
+    "fadas": [{"server_lr": 0.1, "eps": 0.01, "v0": 0.001}, {"bias_correction": True}],
     "diloco": [{"lr": 0.05}, {"lr": 0.05, "state": "reset", "momentum": 0.5, "server_lr": 0.5}],
     "gradma-s": [{}, {"memory": 2}, {"memory": 3, "beta1": 0.9}, {"beta2": 0.0}, {"memory": 0}],
 }
@@ -200,6 +204,29 @@ def compare(name: str, hp: dict[str, Any], lr_decay: float, clip: bool) -> np.nd
     assert np.linalg.norm(expected[-1] - np.linspace(-0.5, 0.7, INPUTS + 1)) > 1e-4, "the reference did not move"
     np.testing.assert_allclose(models, expected, rtol=1e-8, atol=1e-10)
     return models[-1]
+
+
+@pytest.mark.parametrize("cut", ["divide", "cap"])
+@pytest.mark.parametrize("lr_decay", [1.0, 0.9])
+def test_fadas_with_old_uploads(cut: str, lr_decay: float) -> None:
+    """The asynchronous engine says who arrived in a server step and how old the uploads were. The rest is the reference's."""
+    steps: list[tuple[list[int], list[int]]] = []
+
+    class Watched(type(fk.algorithm("fadas"))):  # type: ignore[misc]
+        def server(self, s: Any, up: Any, r: Any) -> Any:
+            steps.append((r.ids.tolist(), [int(r.t - tau) for tau in r.delay.tolist()]))
+            return super().server(s, up, r)
+
+    fed, hp = linear_clients(SIZES, INPUTS, seed=1), {"server_lr": 0.4, "eps": 0.01, "cut": cut}
+    run = fk.train(
+        linear_model(INPUTS), fed, Watched(**hp), rounds=12, cohort=2, clock="phones", buffer=1, concurrency=4, staleness="constant",
+        local_epochs=2, batch_size=BATCH, loss=half_square, lr_decay=lr_decay, seed=SEED, engine="sequential", progress=False,
+    )  # fmt: skip
+    steps = steps[-12:]  # the engine tries the server's step before it starts
+    task = task_like(fed, fk.algorithm("fadas"), [ids for ids, _ in steps], lr_decay)
+    task.started = [started for _, started in steps]
+    assert max(t - min(started) for t, started in enumerate(task.started)) >= 3, "no upload is old"
+    np.testing.assert_allclose(run.params.numpy(), fadas_reference.run(task, **hp)[-1], rtol=1e-8, atol=1e-10)
 
 
 def test_fedmuon_with_more_rows_than_columns() -> None:

@@ -230,10 +230,10 @@ class Trainer:
         self.ids = exchange.ids
         if not self.ids:
             return self._end_round(start, self._empty_row(t) | columns)
-        expected, up, up_bytes, faults = len(self.ids), 0.0, 0.0, {}
+        expected, up, up_bytes, faults, survey_loss = len(self.ids), 0.0, 0.0, {}, math.nan
         if self.algo.surveys(t):
             survey = self._exchange(runner, dataclasses.replace(exchange, stage="survey"))
-            up, up_bytes, faults = survey.up, survey.up_bytes, survey.faults
+            up, up_bytes, faults, survey_loss = survey.up, survey.up_bytes, survey.faults, survey.loss
             # What the server sends has changed. The clients keep the roles that they had in the survey.
             exchange = dataclasses.replace(exchange, **self._now()._asdict())
             exchange = exchange.only([position for position, i in enumerate(self.ids) if str(i) not in faults])
@@ -241,7 +241,7 @@ class Trainer:
         result = self._exchange(runner, exchange)
         row = {
             "round": t,
-            "train_loss": result.loss,
+            "train_loss": survey_loss if math.isnan(result.loss) else result.loss,  # FedAWE trains in the survey
             "up": up + result.up,
             "down": floats(exchange.down),
             "up_bytes": up_bytes + result.up_bytes,
@@ -383,7 +383,8 @@ class Trainer:
             return self._exchange(runner, planned, last)
         except Exception as error:
             raise RoundError(self.algo.name, exchange.t, None, hook, describe(error)) from error
-        if self.model.has_buffers and hook == "server":
+        trained = exchange.stage != "warmup" and not bool(losses.isnan().any())  # a survey need not make local steps
+        if self.model.has_buffers and trained:
             self.buffers = mean(buffers)
         for position, slot in uploads.slots.items():
             if position in uploads.faults:
