@@ -226,3 +226,17 @@ def authors_fedadamw(p: Problem) -> Weights:
         x = np.mean(models, axis=0)
         seen.append(x)
     return seen
+
+
+def authors_fedawe(p: Problem) -> Weights:
+    """The mean of the multiplied displacements has at most the norm 0.5."""
+    x, own, last, seen = p.x0, [p.x0] * len(SIZES), [-1] * len(SIZES), []
+    for t, ids in enumerate(PARTIAL):
+        lr = 0.1 / np.sqrt(1 + t / 10)
+        echo = np.mean([(t - last[i]) * (sgd(own[i], p.batches(t, i), lr) - own[i]) for i in ids], axis=0)
+        echo *= min(1.0, 0.5 / float(np.linalg.norm(echo)))
+        x = np.mean([own[i] for i in ids], axis=0) + 0.8 * echo
+        for i in ids:
+            own[i], last[i] = x, t
+        seen.append(x)
+    return seen

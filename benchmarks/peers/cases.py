@@ -26,6 +26,11 @@ SAM = LOCAL | {"rho": 0.2}
 NORM = 1e-6  # FL-Simulator adds 1e-7 to the norm of a gradient that it divides by, and 1e-6 where it clips
 
 
+def slowly(t: int) -> float:
+    """The learning rate's factor in the code of FedAWE's authors."""
+    return float((1 + t / 10) ** -0.5)
+
+
 @dataclass(frozen=True)
 class Case:
     method: str
@@ -204,6 +209,18 @@ CASES = [
          LOCAL | {"cutoff": 2, "server_lr": 0.8}, {"equal": True}),
     Case("fedvarp", "fedau", "equal fedvarp", "equal K, server lr 0.8; the baseline of FedAU's authors",
          LOCAL | {"server_lr": 0.8}, {"equal": True}),
+    Case("fedawe", "fedawe", "equal fedawe", "equal K, server lr 0.8, lr decays as 1 / sqrt(1 + t / 10); its bound 0.5 lifted",
+         LOCAL | {"server_lr": 0.8}, {"equal": True, "lr_schedule": slowly}),
+    Case(
+        "fedawe", "fedawe", "equal fedawe bound", "the same, as shipped", LOCAL | {"server_lr": 0.8},
+        {"equal": True, "lr_schedule": slowly},
+        "The authors' code shortens the mean of the multiplied displacements to norm 0.5.", byhand.authors_fedawe,
+    ),
+    Case("fadas", "fadas", "fadas", "no delays, first maximum 1e-3, eps 0.01; bias_correction=True; the server step alone",
+         ADAM | {"eps": 0.01, "v0": 0.001, "bias_correction": True}),
+    Case("fadas", "fadas", "fadas from zero", "the same, first maximum 0, eps 1e-8", ADAM | {"bias_correction": True}),
+    Case("fedcams", "fadas", "fedcams", "its scaled sign and server step, first maximum 1e-3; bias_correction=True",
+         ADAM | {"eps": 0.001, "bias_correction": True}),
     Case("delta-sgd", "autotuned", "delta-sgd", "eta0 0.2, gamma 2, delta 0; its eps 0",
          {"eta0": 0.2, "gamma": 2.0, "delta": 0.0}),
     Case(

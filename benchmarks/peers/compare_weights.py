@@ -1,7 +1,7 @@
 """Compares fedkeel with other people's implementations: the weights after every round, on the same batches.
 
     python benchmarks/peers/compare_weights.py             # all peers; the first time it installs them (7 GB, 15 minutes)
-    python benchmarks/peers/compare_weights.py flwr flgo   # some of them: prints, writes nothing
+    python benchmarks/peers/compare_weights.py flwr flgo   # some of them; the lines of the others stay as they are
 
 Each peer that is a package runs in a separate environment under .venv-peers/. Authors' repositories are not fetched: clone
 them from GitHub into .venv-peers/clones/. Otherwise their lines say "not run" and how to clone them.
@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import environments
 import numpy as np
@@ -28,6 +27,7 @@ from problem import EQUAL_STEPS, load, save
 
 HERE = Path(__file__).parent
 RESULT = HERE.parents[1] / "results" / "peers.md"
+COLUMNS = ["method", "peer", "setting", "largest weight difference", "explanation"]
 SMALLEST_MOVE = 0.05  # a comparison of weights that hardly move would show nothing
 
 HEAD = """# The same weights as other people's code
@@ -49,20 +49,27 @@ GitHub to repeat these lines: `benchmarks/peers/environments.py` lists the repos
 """
 
 
-@dataclass(frozen=True)
-class Line:
-    case: Case
-    difference: str
-    verdict: str  # same, explained, DIFFERENT or not run
-    explanation: str
+class Line(NamedTuple):
+    """One line of the table."""
 
-    def cells(self) -> list[str]:
-        peer = PEERS[self.case.peer]
-        title = f"{peer.title} {environments.release(peer)}" + (f", its {self.case.via}" if self.case.via else "")
-        return [
-            self.case.method, title, self.case.setting, self.difference,
-            f"{self.verdict}. {self.explanation}" if self.explanation else self.verdict,
-        ]  # fmt: skip
+    method: str
+    peer: str  # its name and release, and its method if that is another one
+    setting: str
+    difference: str
+    verdict: str  # same, explained, DIFFERENT or not run, and why
+
+    def starts(self, *words: str) -> bool:
+        return self.verdict.startswith(words)
+
+
+def line(case: Case, difference: str, verdict: str, explanation: str = "") -> Line:
+    via = f", its {case.via}" if case.via else ""
+    full = f"{verdict}. {explanation}" if explanation else verdict
+    return Line(case.method, title(case.peer) + via, case.setting, difference, full)
+
+
+def title(name: str) -> str:
+    return f"{PEERS[name].title} {environments.release(PEERS[name])}"
 
 
 def weights_of(names: list[str]) -> dict[str, Any]:
@@ -88,19 +95,19 @@ def tolerance(case: Case) -> float:
 def compare(case: Case, found: Any) -> Line:
     """One line of the table."""
     if isinstance(found, str):
-        return Line(case, "-", "not run", found)
+        return line(case, "-", "not run", found)
     if case.name not in found:
-        return Line(case, "-", "not run", str(found.get(f"error {case.name}", "the script has no such case")))
+        return line(case, "-", "not run", str(found.get(f"error {case.name}", "the script has no such case")))
     theirs = found[case.name]
     problem = load(environments.HOME / "work" / ("equal.npz" if case.settings.get("equal") else "epochs.npz"))
     if abs(theirs[-1] - problem.x0).max() < SMALLEST_MOVE:
-        return Line(case, "-", "DIFFERENT", "the peer's weights did not move")
+        return line(case, "-", "DIFFERENT", "the peer's weights did not move")
     gap = abs(theirs - ours.trajectory(case.method, case.options, **case.settings)).max()
     if case.rule is None:
-        return Line(case, f"{gap:.0e}", "same" if gap < tolerance(case) else "DIFFERENT", "")
+        return line(case, f"{gap:.0e}", "same" if gap < tolerance(case) else "DIFFERENT")
     rest = abs(theirs - np.stack(case.rule(problem))).max()
     explained = rest < tolerance(case) < gap
-    return Line(
+    return line(
         case,
         f"{gap:.0e}",
         "explained" if explained else "DIFFERENT",
@@ -109,22 +116,28 @@ def compare(case: Case, found: Any) -> Line:
 
 
 def table(lines: list[Line]) -> str:
-    head = ["method", "peer", "setting", "largest weight difference", "explanation"]
-    rows = [head, ["---"] * len(head), *(line.cells() for line in lines)]
+    rows = [COLUMNS, ["---"] * len(COLUMNS), *lines]
     return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows)
+
+
+def written() -> list[Line]:
+    """The lines of the file that an earlier call wrote."""
+    text = RESULT.read_text() if RESULT.exists() else ""
+    rows = [row.strip("| ").split(" | ") for row in text.partition("\n## ")[0].splitlines() if row.startswith("| ")]
+    return [Line(*row) for row in rows[2:]]
 
 
 def summary(lines: list[Line]) -> str:
     """How many methods and peers agree, and what is missing."""
-    same = [line.case for line in lines if line.verdict == "same"]
-    direct = sorted({case.method for case in same if not case.via})
-    others = sorted({f"{case.method} ({case.via})" for case in same if case.via and case.method not in direct})
+    same = [(one.method, one.peer.partition(", its ")[2]) for one in lines if one.starts("same")]
+    direct = sorted({method for method, via in same if not via})
+    others = sorted({f"{method} ({via})" for method, via in same if via and method not in direct})
     text = f"{len(direct)} methods give the weights of at least one peer's implementation of them: {', '.join(direct)}.\n"
     if others:
         text += f"{len(others)} more take the path of a peer's other method, as they must: {', '.join(others)}.\n"
-    counts = Counter(line.verdict for line in lines)
+    counts = Counter(one.verdict.partition(".")[0] for one in lines)
     text += "Lines: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + "."
-    missing = sorted({PEERS[line.case.peer].title for line in lines if line.verdict == "not run"})
+    missing = sorted({one.peer for one in lines if one.starts("not run")})
     return text + (f" Not run: {', '.join(missing)}." if missing else "")
 
 
@@ -135,14 +148,16 @@ def main() -> int:
     if unknown := set(chosen) - set(PEERS):
         parser.error(f"unknown peer {', '.join(sorted(unknown))}; known: {', '.join(PEERS)}")
     found = weights_of(chosen)
-    cases = sorted((case for case in CASES if case.peer in chosen), key=lambda case: case.method)
-    lines = [compare(case, found[case.peer]) for case in cases]
+    lines = [compare(case, found[case.peer]) for case in CASES if case.peer in chosen]
     print(f"\n{table(lines)}\n\n{summary(lines)}")
-    if set(chosen) == set(PEERS):
-        RESULT.parent.mkdir(exist_ok=True)
-        one_off = (HERE / "one_off.md").read_text()
-        RESULT.write_text(f"{HEAD}\n{summary(lines)}\n\n{table(lines)}\n\n{one_off}")
-    return 1 if any(line.verdict == "DIFFERENT" for line in lines) else 0
+    ran = {title(name) for name in chosen if not isinstance(found[name], str)}
+    kept = [one for one in written() if one.peer.partition(", its ")[0] not in ran]
+    new = [one for one in lines if one.peer.partition(", its ")[0] in ran or one[:3] not in {old[:3] for old in kept}]
+    everything = sorted([*kept, *new], key=lambda one: one.method)
+    RESULT.parent.mkdir(exist_ok=True)
+    one_off = (HERE / "one_off.md").read_text()
+    RESULT.write_text(f"{HEAD}\n{summary(everything)}\n\n{table(everything)}\n\n{one_off}")
+    return 1 if any(one.starts("DIFFERENT") for one in lines) else 0
 
 
 if __name__ == "__main__":

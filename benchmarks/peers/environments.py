@@ -49,6 +49,8 @@ PEERS = {
     "fedau": Peer("IBM/fedau", clone="IBM/fedau", commit="6e9cce9"),
     "fedacg": Peer("geehokim/FedACG", clone="geehokim/FedACG", commit="62b6e95"),
     "autotuned": Peer("auto-tuned-FL", clone="jlylekim/auto-tuned-FL", commit="15ba33c"),
+    "fedawe": Peer("mingxiang12/FedAWE", clone="mingxiang12/FedAWE", commit="e0b8538"),
+    "fadas": Peer("yujiaw98/FADAS", clone="yujiaw98/FADAS", commit="8c4df23"),
     "fedmuon": Peer("junkangLiu0/FedMuon", clone="junkangLiu0/FedMuon", commit="f3972e2"),
 }
 

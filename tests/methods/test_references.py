@@ -209,7 +209,7 @@ def compare(name: str, hp: dict[str, Any], lr_decay: float, clip: bool) -> np.nd
 @pytest.mark.parametrize("cut", ["divide", "cap"])
 @pytest.mark.parametrize("lr_decay", [1.0, 0.9])
 def test_fadas_with_old_uploads(cut: str, lr_decay: float) -> None:
-    """The asynchronous engine says who arrived in a server step and how old the uploads were. The rest is the reference's."""
+    """The engine says who arrived in a server step, and how old the uploads were. The rest is the reference's."""
     steps: list[tuple[list[int], list[int]]] = []
 
     class Watched(type(fk.algorithm("fadas"))):  # type: ignore[misc]
@@ -219,8 +219,9 @@ def test_fadas_with_old_uploads(cut: str, lr_decay: float) -> None:
 
     fed, hp = linear_clients(SIZES, INPUTS, seed=1), {"server_lr": 0.4, "eps": 0.01, "cut": cut}
     run = fk.train(
-        linear_model(INPUTS), fed, Watched(**hp), rounds=12, cohort=2, clock="phones", buffer=1, concurrency=4, staleness="constant",
-        local_epochs=2, batch_size=BATCH, loss=half_square, lr_decay=lr_decay, seed=SEED, engine="sequential", progress=False,
+        linear_model(INPUTS), fed, Watched(**hp), rounds=12, cohort=2, clock="phones", buffer=1, concurrency=4,
+        staleness="constant", local_epochs=2, batch_size=BATCH, loss=half_square, lr_decay=lr_decay, seed=SEED,
+        engine="sequential", progress=False,
     )  # fmt: skip
     steps = steps[-12:]  # the engine tries the server's step before it starts
     task = task_like(fed, fk.algorithm("fadas"), [ids for ids, _ in steps], lr_decay)

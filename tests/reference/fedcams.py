@@ -1,8 +1,8 @@
 """FedCAMS (Wang, Lin, Chen 2022, "Communication-Efficient Adaptive Federated Learning", ICML 2022, Algorithm 2).
 
-Written before the method's file, from the listing as it is known (docs/methods.md B4 for the server) and the authors' loop with
-error feedback: a client sends the scaled sign of its difference plus the error of its last upload, and keeps what the sign lost.
-The server is FedAMS's with the mean of what it received.
+Written before the method's file, from the listing as it is known (docs/methods.md B4 for the server) and the authors' loop
+with error feedback: a client sends the scaled sign of its difference plus the error of its last upload, and keeps what the
+sign lost. The server is FedAMS's with the mean of what it received.
 """
 
 import numpy as np
