@@ -209,7 +209,8 @@ CASES = [
          LOCAL | {"cutoff": 2, "server_lr": 0.8}, {"equal": True}),
     Case("fedvarp", "fedau", "equal fedvarp", "equal K, server lr 0.8; the baseline of FedAU's authors",
          LOCAL | {"server_lr": 0.8}, {"equal": True}),
-    Case("fedawe", "fedawe", "equal fedawe", "equal K, server lr 0.8, lr decays as 1 / sqrt(1 + t / 10); its bound 0.5 lifted",
+    Case("fedawe", "fedawe", "equal fedawe",
+         "equal K, server lr 0.8, lr decays as 1 / sqrt(1 + t / 10); its bound 0.5 lifted",
          LOCAL | {"server_lr": 0.8}, {"equal": True, "lr_schedule": slowly}),
     Case(
         "fedawe", "fedawe", "equal fedawe bound", "the same, as shipped", LOCAL | {"server_lr": 0.8},

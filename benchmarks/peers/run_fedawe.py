@@ -64,7 +64,8 @@ def run(p: Problem, bound: bool) -> list[np.ndarray]:
 
     class Member:
         def __init__(self, *_: Any) -> None:
-            self.sample = lambda here=next(samplers): here
+            here = next(samplers)
+            self.sample = lambda: here
 
     class Watch:
         def __init__(self, **_: Any) -> None:
