@@ -51,7 +51,9 @@ CACHE, TABLE, FINDINGS = (
 )
 SGD, ADAPTIVE, LAMB = (0.01, 0.03, 0.1, 0.3, 1.0), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (0.001, 0.003, 0.01, 0.03, 0.1)
 # Methods whose step size is not called lr, or whose lr comes from theory.
-SWEPT = {"fedsps": "eta_b", "delta-sgd": "eta0", "fadas": "server_lr"} | dict.fromkeys(("padamfed", "padamfed-vr", "scaffold-normalized"), "gamma")
+SWEPT = {"fedsps": "eta_b", "delta-sgd": "eta0", "fadas": "server_lr"} | dict.fromkeys(
+    ("padamfed", "padamfed-vr", "scaffold-normalized"), "gamma"
+)
 
 
 def grid(name: str) -> tuple[str, tuple[float, ...]]:
