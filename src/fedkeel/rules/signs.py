@@ -12,7 +12,8 @@ BITS = 32
 def packed_signs(u: Tensor) -> Tensor:
     """u [..., d] -> [..., ceil(d / 32)] int32. A bit is 1 where u >= 0."""
     bits = pad((u >= 0).to(torch.int32), (0, -u.shape[-1] % BITS)).unflatten(-1, (-1, BITS))
-    return (bits << _places(u)).sum(-1, dtype=torch.int32)
+    packed: Tensor = (bits << _places(u)).sum(-1, dtype=torch.int32)
+    return packed
 
 
 def unpacked_signs(packed: Tensor, like: Tensor) -> Tensor:
