@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 
-.PHONY: demo docs test test-slow test-gpu attack lint check bench map options clean
+.PHONY: demo docs test test-slow test-gpu attack lint check bench map options notebooks clean
 
 demo: $(READY)  ## compare seven methods on digits; writes runs/demo/report.html
 	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
@@ -40,6 +40,9 @@ map: $(READY)  ## draw the imports between layers: docs/map.svg; fails if an imp
 
 options: $(READY)  ## write docs/python-and-cli.md: every option of the command line and what it is in Python
 	$(BIN)/python benchmarks/python_and_cli.py
+
+notebooks: $(TESTED)  ## run the notebooks and write their outputs into them (about two minutes)
+	$(BIN)/python benchmarks/notebooks.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -126,6 +126,15 @@ def test_validation_at_the_sites_finds_what_the_simulator_finds(name, fed, tmp_p
     assert there.history[-1]["bytes_down"] > there.history[-2]["bytes_down"]
 
 
+def test_a_deployed_run_can_be_opened(fed, tmp_path):
+    run = deploy(make_grid(fed, "scaffold", tmp_path), fed, "scaffold", out=tmp_path / "run", validation=0.2)
+    opened = fk.open(tmp_path / "run")
+    assert torch.equal(opened.params, run.params)
+    assert opened.best_round == run.best_round
+    assert len(opened.clients) == N
+    assert opened.clients[0] is None  # the records stay with the clients
+
+
 def test_sites_that_send_no_scores_are_left_out_of_the_validation(fed, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.deploy.test_deploy.model", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     grid, lines = make_grid(fed, "fedavg", tmp_path), []

@@ -389,7 +389,7 @@ def test_dropped_clients_are_reported(capsys: pytest.CaptureFixture[str]) -> Non
     data = [(torch.randn(n, D).double(), torch.randint(0, CLASSES, (n,))) for n in (16, 24, 9)]
     fk.train(model, fk.Federation.from_arrays(data), "fedavg", rounds=2, cohort=3, batch_size=8, engine="sequential")
     printed = "".join(capsys.readouterr().err.split("\n"))
-    assert printed.count("round 0, client 2 dropped: ValueError: Expected more than 1 value per channel") == 1
+    assert printed.count("round 1, client 2 dropped: ValueError: Expected more than 1 value per channel") == 1
 
 
 def test_decay_and_clip_act_on_private_layers() -> None:

@@ -128,6 +128,12 @@ class Federation:
         clients = f"{len(self):,} clients with {sizes} samples each"
         return f"Federation({name}{clients}{split}: {_inputs(self.x)}{kinds}{tested})"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the short text and, if the targets are classes, a picture of the split."""
+        from fedkeel.data.label_plot import split_html
+
+        return split_html(self)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample, as the model takes it."""

@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from fedkeel.data.federation import Federation
+
 MOST = 100  # clients in the picture
+MOST_IN_HTML = 40  # clients and classes in the picture that a notebook shows
 CELL, MARGIN = 16, 56  # pixels of a cell, and around the picture
 COLOUR = "#2b6cb0"
 SIGNS = " ·∙•●⬤"  # from no samples to most
+
+
+def split_html(fed: Federation) -> str:
+    """The text of a federation and a picture of its first clients and classes."""
+    text = f"<p>{escape(repr(fed)).removeprefix('Federation(').removesuffix(')')}</p>"
+    if fed.y is None or fed.y.is_floating_point() or fed.y.dim() > 1:
+        return text
+    counts = fed.label_counts(fed.classes or int(fed.y.max()) + 1)
+    shown = counts[:MOST_IN_HTML, :MOST_IN_HTML]
+    cut = "" if shown.shape == counts.shape else f"the first {shown.shape[0]} clients and {shown.shape[1]} classes"
+    return text + bubbles_svg(shown, cut)
 
 
 def bubbles_svg(counts: np.ndarray, title: str = "") -> str:

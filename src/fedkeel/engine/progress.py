@@ -61,25 +61,36 @@ class RoundBar:
         self.rows.append(row)
         self.progress.update(self.task, completed=row["round"] + 1, score=score(row))
         warmup = [("warm-up", one) for one in row.get("warmup_faults", {}).items()]
-        for when, (client, why) in warmup + [(f"round {row['round']}", one) for one in row["faults"].items()]:
+        for when, (client, why) in warmup + [(f"round {row['round'] + 1}", one) for one in row["faults"].items()]:
             if why not in self.reasons and len(self.reasons) < MOST_REASONS:
                 self.reasons.add(why)
                 self.progress.console.print(f"{when}, client {client} dropped: {why}", markup=False)
 
 
+class NotebookLine:
+    """One output of a notebook's cell that is replaced again and again: plain HTML, which needs no widgets."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display  # a notebook has it
+
+        self.html: Any = HTML
+        self.display: Any = display(HTML(""), display_id=True)  # type: ignore[no-untyped-call]
+
+    def show(self, text: str) -> None:
+        self.display.update(self.html(text))
+
+
 class NotebookBar:
-    """A progress bar in a notebook, in plain HTML that the cell replaces: it needs no widgets."""
+    """A progress bar in a notebook."""
 
     def __init__(self, name: str, rounds: int) -> None:
         self.name, self.rounds = name, rounds
         self.rows: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        from IPython.display import HTML, display  # a notebook has it
-
-        self.html: Any = HTML
-        self.shown = self.began = time.monotonic()
-        self.display: Any = display(HTML(self._text()), display_id=True)  # type: ignore[no-untyped-call]
+        self.line = NotebookLine()
+        self.began = time.monotonic()
+        self._show()
         return self
 
     def __call__(self, row: dict[str, Any]) -> None:
@@ -92,20 +103,23 @@ class NotebookBar:
 
     def _show(self) -> None:
         self.shown = time.monotonic()
-        self.display.update(self.html(self._text()))
+        self.line.show(self._text())
 
     def _text(self) -> str:
         done = self.rows[-1]["round"] + 1 if self.rows else 0
         seconds = time.monotonic() - self.began
         left = f", about {seconds / done * (self.rounds - done):.0f} s left" if 0 < done < self.rounds else ""
         numbers = f"{done}/{self.rounds}  {score(self.rows[-1]) if self.rows else ''}  {seconds:.0f} s{left}"
-        bar = f"<progress value='{done}' max='{self.rounds}'></progress>"
         _, _, bad_rounds = drops(self.rows)
         colour = "#c00" if bad_rounds else "inherit"
         words = f"<pre style='color:{colour}'>{html.escape(drops_in_words(self.rows))}</pre>"
-        return (
-            f"<div><b>{html.escape(self.name)}</b> {bar} {html.escape(numbers)}{words if drops(self.rows)[0] else ''}</div>"
-        )
+        return notebook_bar(self.name, done, self.rounds, numbers) + (words if drops(self.rows)[0] else "")
+
+
+def notebook_bar(name: str, done: int, of: int, text: str) -> str:
+    """A bar as HTML, between a name and a text."""
+    bar = f"<progress value='{done}' max='{of}'></progress>"
+    return f"<div><b>{html.escape(name)}</b> {bar} {html.escape(text)}</div>"
 
 
 def score(row: dict[str, Any]) -> str:

@@ -134,7 +134,9 @@ class StoredRecords:
 
     def __init__(self, path: Path, algo: Algorithm, tensors: Mapping[str, Tensor]) -> None:
         first = {name.removeprefix("store.initial."): z for name, z in tensors.items() if name.startswith("store.initial.")}
-        self.live = dict(zip(tensors["store.clients"].tolist(), tensors["store.slots"].tolist(), strict=True))
+        self.live: dict[int, int] = {}
+        if "store.clients" in tensors:  # in a deployed run, the records stay with the clients
+            self.live = dict(zip(tensors["store.clients"].tolist(), tensors["store.slots"].tolist(), strict=True))
         if not first or not self.live:
             self.live = {}
             return

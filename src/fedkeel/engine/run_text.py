@@ -77,7 +77,7 @@ def chart(history: Sequence[dict[str, Any]]) -> str:
         return f"{x:.1f},{HEIGHT - EDGE - (HEIGHT - 2 * EDGE - 12) * (value - low) / tall:.1f}"
 
     line = " ".join(place(t, value) for t, value in points)
-    label = f"{column}: {low:.4g} to {high:.4g}, rounds {rounds[0]} to {rounds[-1]}"
+    label = f"{column}: {low:.4g} to {high:.4g}, rounds {rounds[0] + 1} to {rounds[-1] + 1}"
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{HEIGHT}' role='img' aria-label='{label}'>"
         f"<text x='{EDGE}' y='11' font-size='11' fill='currentColor'>{label}</text>"

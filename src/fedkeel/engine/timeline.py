@@ -15,12 +15,12 @@ def draw_timeline(history: Sequence[Mapping[str, Any]]) -> Figure:
     """One bar for every time a client worked. Lines at the server's steps. Late work has another colour."""
     if not history or "timeline" not in history[0]:
         raise ValueError("timeline: this run has no clock; train with clock='phones' or another fleet")
-    from matplotlib.figure import Figure
+    from fedkeel.engine.notebook_figure import NotebookFigure
 
     work = [bar for row in history for bar in row["timeline"]]
     clients = sorted({client for client, *_ in work})
     place = {client: number for number, client in enumerate(clients)}
-    figure = Figure(figsize=(9, min(12, 1.5 + 0.22 * len(clients))), layout="constrained")
+    figure = NotebookFigure(figsize=(9, min(12, 1.5 + 0.22 * len(clients))), layout="constrained")
     axes = figure.subplots()
     for colour, used in ((USED, True), (LATE, False)):
         bars = [(place[client], begins, ends - begins) for client, begins, ends, good in work if good is used]

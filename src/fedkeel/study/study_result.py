@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,9 @@ class StudyResult:
         return "\n".join([f"{head}: {score.replace('_', ' ')}", *lines, *filter(None, [self.results["significance"]])])
 
     def _repr_html_(self) -> str:
-        score = self.results["compared_by"]
-        shown = self.table[[name for name in ("case", "method", "seeds", score, f"{score}_std") if name in self.table]]
-        return f"{shown.to_html(index=False)}<p>{self.results['significance']}</p>"
+        if self.answer:
+            return f"<pre>{html.escape(self.answer)}</pre>"
+        score, table = self.results["compared_by"], self.table
+        columns = {"name": "", score: score.replace("_", " "), f"{score}_std": "deviation", "seeds": "seeds"}
+        shown = table[[name for name in columns if name in table]].rename(columns=columns)
+        return f"{shown.to_html(index=False, float_format='{:.4g}'.format)}<p>{html.escape(self.results['significance'])}</p>"

@@ -125,15 +125,18 @@ def commands(config: RunConfig, method: str, out: Path | None) -> list[str]:
     """The commands that train and deploy the choice."""
     if config.data.startswith(PYTHON) or config.model.startswith(PYTHON):
         words = "".join(f", {key}={z!r}" for key, z in config.hyperparameters.items())
-        return [f"fk.train(model, fed, fk.algorithm({config.algorithm!r}{words}), rounds={config.rounds})"]
+        settings = {key: z for key, z in _changed(config).items() if key in config.keywords()}
+        rest = "".join(f", {key}={z!r}" for key, z in settings.items())
+        return [f"fk.train(model, fed, fk.algorithm({config.algorithm!r}{words}){rest})"]
     line = ["fedkeel", "run"]
-    for key, value in config.given.items():
-        if key in (*HOW, "hyperparameters", "evaluate_every") or value is None:
-            continue
-        if value == default_of(SETTINGS[key]) and key not in ("algorithm", "data"):
-            continue
+    for key, value in (_changed(config) | config.hyperparameters).items():
         line += [f"--{key.replace('_', '-')}", ",".join(value) if isinstance(value, list) else str(value)]
-    for key, value in config.hyperparameters.items():
-        line += [f"--{key.replace('_', '-')}", str(value)]
     deploy = ["fedkeel", "deploy", "init", "app", "--from", str(out), "--method", method]
     return [shlex.join(line), *([] if out is None else [shlex.join(deploy)])]
+
+
+def _changed(config: RunConfig) -> dict[str, Any]:
+    """The settings of a run that differ from the defaults, and always its method and data."""
+    given = {key: z for key, z in config.given.items() if key not in (*HOW, "hyperparameters", "evaluate_every")}
+    named = ("algorithm", "data")
+    return {key: z for key, z in given.items() if z is not None and (key in named or z != default_of(SETTINGS[key]))}

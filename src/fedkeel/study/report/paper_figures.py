@@ -52,12 +52,12 @@ def save(figure: Figure, path: Path) -> None:
 
 def plot(figure: Figure) -> MatplotlibFigure:
     """The matplotlib figure. You can change it, or save it."""
-    from matplotlib.figure import Figure as MatplotlibFigure
+    from fedkeel.engine.notebook_figure import NotebookFigure
 
     height = 0.5 + 0.26 * len(figure.bars) if isinstance(figure, Bars) else SIZE[1]
     columns = figure.legend_columns
     below = 0.18 * -(-len(figure.legend) // columns)  # inches for the legend
-    made = MatplotlibFigure(figsize=(SIZE[0], height + below), layout="constrained")
+    made = NotebookFigure(figsize=(SIZE[0], height + below), layout="constrained")
     axes = made.add_subplot()
     match figure:
         case Lines():

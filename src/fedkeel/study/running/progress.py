@@ -9,7 +9,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedkeel.engine.progress import score
+from fedkeel.engine.progress import NotebookLine, notebook_bar, score
 from fedkeel.engine.state import directory
 from fedkeel.study.running.plan import StudyRun
 
@@ -29,6 +29,8 @@ class StudyBar:
         self.going: dict[StudyRun, dict[str, Any]] = {}  # the runs that have started, with the last row of each
         self.before: dict[StudyRun, int] = {}  # rounds that their checkpoints had, which do not count as work
         self.drawn = 0.0
+        in_notebook = shown and Console().is_jupyter
+        self.line = NotebookLine() if in_notebook else None
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=12),
@@ -38,7 +40,7 @@ class StudyBar:
             TimeRemainingColumn(elapsed_when_finished=False),
             console=Console(stderr=True, highlight=False),
             auto_refresh=False,
-            disable=not shown,
+            disable=not shown or in_notebook,
             speed_estimate_period=MEMORY,
         )
         self.rounds, self.rounds_done = rounds, 0
@@ -83,6 +85,8 @@ class StudyBar:
         scores = ", ".join(score(row) for row in self.going.values() if row["round"] >= 0)
         failed = f", {self.failed} failed" if self.failed else ""
         description = f"{self.done}/{self.runs} runs{failed}"
+        if self.line is not None:
+            return self.line.show(notebook_bar(description, rounds, max(self.rounds, 1), f"{names}  {scores}"))
         room = max(self.progress.console.width - BESIDE - len(description), 0)  # accuracies first, then names
         scores = scores[:room]
         if names and (left := min(room - len(scores) - 2, 60)) > 8:
@@ -96,9 +100,11 @@ class StudyBar:
         self.rounds_done += run.config.rounds - self.before.pop(run, 0)
         self.failed += error is not None
         ending = f"failed: {error}" if error else score(row) if row["round"] >= 0 else "complete"
+        if self.line is not None and error:
+            print(f"{run.name}: {ending}")
         self.say(f"{run.name}: {ending}")
         self.refresh(now=True)
 
     def say(self, line: str) -> None:
-        if self.shown and line:
+        if self.line is None and self.shown and line:
             self.progress.console.print(line, markup=False, soft_wrap=True)
