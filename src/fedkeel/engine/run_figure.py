@@ -29,7 +29,9 @@ def figure_of(run: Run) -> Figure:
     figure = NotebookFigure(figsize=(5 * len(shown), 3.2), layout="constrained")
     for panel, axes in zip(shown, figure.subplots(1, len(shown), squeeze=False)[0], strict=True):
         for column, points in curves[panel].items():
-            axes.plot(*zip(*((t + 1, z) for t, z in points), strict=True), label=column, marker="." if len(points) < 30 else None)
+            axes.plot(
+                *zip(*((t + 1, z) for t, z in points), strict=True), label=column, marker="." if len(points) < 30 else None
+            )
         if run.best_at is not None:
             axes.axvline(run.best_round + 1, color="0.6", linewidth=0.8, linestyle="--", label="best round")
         axes.set(xlabel="round", ylabel=panel)

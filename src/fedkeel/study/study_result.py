@@ -162,4 +162,6 @@ class StudyResult:
         score, table = self.results["compared_by"], self.table
         columns = {"name": "", score: score.replace("_", " "), f"{score}_std": "deviation", "seeds": "seeds"}
         shown = table[[name for name in columns if name in table]].rename(columns=columns)
-        return f"{shown.to_html(index=False, float_format='{:.4g}'.format)}<p>{html.escape(self.results['significance'])}</p>"
+        return (
+            f"{shown.to_html(index=False, float_format='{:.4g}'.format)}<p>{html.escape(self.results['significance'])}</p>"
+        )
