@@ -53,8 +53,7 @@ def one(name: str, places: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from fedkeel.engine.evaluation import evaluate
-    from fedkeel.engine.loss import cross_entropy
-    from fedkeel.engine.train import make_flat
+    from fedkeel.engine.objective import cross_entropy, make_flat
     from fedkeel.runs.config import RunConfig, resolve
     from fedkeel.runs.from_config import task
     from fedkeel.runs.from_config import train as run

@@ -129,7 +129,7 @@ def test_a_run_continues_after_ctrl_c(fedkeel, tmp_path, monkeypatch):
     one_round = Trainer._round
 
     def interrupted(self, runner):
-        if self.t == 2:
+        if self.state.t == 2:
             raise KeyboardInterrupt
         return one_round(self, runner)
 

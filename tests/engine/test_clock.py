@@ -14,10 +14,10 @@ import fedkeel as fk
 from fedkeel.core.algorithm import Plan
 from fedkeel.engine.events import EventQueue, check_asynchronous
 from fedkeel.engine.fleet import PROFILES, SPEEDS, Fleet
+from fedkeel.engine.objective import make_flat
 from fedkeel.engine.pace import Pace, operations_per_sample
 from fedkeel.engine.participation import Schedule, from_text
 from fedkeel.engine.settings import Settings
-from fedkeel.engine.train import make_flat
 from tests.golden import tasks as golden
 from tests.processes import forked, kill, until
 from tests.tasks import digits_fed, full_only, same_record, small_net
@@ -283,7 +283,7 @@ def test_fedbuff_by_hand() -> None:
 
 
 def _initial() -> torch.nn.Module:
-    from fedkeel.engine.train import seeded
+    from fedkeel.engine.objective import seeded
 
     return seeded(small_net(), 0)
 
@@ -307,7 +307,7 @@ def _versions(t: int) -> list[tuple[int, int]]:
 def _displacement(x: torch.Tensor, t: int, client: int) -> torch.Tensor:
     """dx of a client that starts from x, with the batches of round t."""
     from fedkeel.engine.client_work import ClientTask, ClientWork
-    from fedkeel.engine.loss import objective
+    from fedkeel.engine.objective import objective
 
     flat = make_flat(small_net(), 0, "cpu", None)
     work = ClientWork(fk.algorithm("fedavg"), FED, objective(flat, None, 0.0, None), 0, 20, 1.0)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
-from fedkeel.engine import loop, totals
+from fedkeel.engine import exchange, loop, totals
 from fedkeel.engine.client_work import ClientTask, ClientWork
 from fedkeel.engine.runners import processes
 from fedkeel.engine.runners.processes import StoredTask, Tickets, in_portions
@@ -285,7 +285,7 @@ def test_the_last_part_of_a_warm_up_may_be_empty() -> None:
 def test_large_owned_fields_are_not_checked_for_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """GradMA's memory is a hundred times as large as the model. Its rows were already checked when they were uploads."""
     looked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(loop, "check_finite", lambda new, without: looked.append(tuple(set(new._fields) - set(without))))
+    monkeypatch.setattr(exchange, "check_finite", lambda new, without: looked.append(tuple(set(new._fields) - set(without))))
     fk.train(net, FED, "gradma", rounds=1, cohort=3, engine="sequential", progress=False)
     assert looked
     assert "x" in looked[0]

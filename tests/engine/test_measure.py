@@ -8,7 +8,7 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.engine import seeding, settings
 from fedkeel.engine.metrics import METRICS, check_defined
-from fedkeel.engine.train import make_flat
+from fedkeel.engine.objective import make_flat
 
 N, D, CLASSES = 5, 4, 3
 DECAY = 0.03

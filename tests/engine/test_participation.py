@@ -131,7 +131,7 @@ def test_the_correction_reaches_the_weights_of_a_round() -> None:
 
 
 def _initial() -> torch.nn.Module:
-    from fedkeel.engine.train import seeded
+    from fedkeel.engine.objective import seeded
 
     return seeded(small_net(), 0)
 

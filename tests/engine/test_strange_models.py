@@ -479,7 +479,8 @@ class Counting(nn.Module):
 
 def test_the_check_before_a_run_leaves_no_trace() -> None:
     from fedkeel.core.flat import FlatModel
-    from fedkeel.engine.train import OwnCode, check_fit
+    from fedkeel.engine.objective import check_fit
+    from fedkeel.engine.own_code import OwnCode
     from tests.tasks import digits_fed
 
     fed, model = digits_fed(clients=4), FlatModel(Counting())

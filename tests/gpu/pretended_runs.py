@@ -129,9 +129,6 @@ def old_fault() -> Iterator[None]:
     true, device.record_to = device.record_to, lambda record, device: record
     checks, device.check_device = device.check_device, lambda what, record, device: None
     try:
-        import fedkeel.engine.client_work as client_work
-
-        client_work.check_device = device.check_device
         yield
     finally:
         device.record_to, device.check_device = true, checks

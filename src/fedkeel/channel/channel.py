@@ -23,7 +23,7 @@ from fedkeel.channel.attacks import Attack, flipped
 from fedkeel.channel.compression import Link
 from fedkeel.channel.draws import generator
 from fedkeel.channel.privacy import Privacy
-from fedkeel.channel.sizes import Links
+from fedkeel.channel.sizes import Links, record_bytes, upload_bytes
 from fedkeel.channel.validity import never_negative
 from fedkeel.channel.words import conditions
 from fedkeel.core.algorithm import Algorithm
@@ -150,6 +150,20 @@ class Channel:
         """The federation with wrong labels at the attackers, if the attack flips labels."""
         attack = self.what.attack
         return flipped(fed, sorted(self.attackers)) if attack is not None and attack.flips_labels else fed
+
+    # What travels ---------------------------------------------------------------------------------------------------
+
+    def sent(self, down: Any) -> Any:
+        """What clients get of the record that the server sends."""
+        return down if self.what.downlink is None else self.what.downlink.record(down)
+
+    def down_bytes(self, down: Any) -> int:
+        """The bytes of that record as it travels."""
+        return record_bytes(down, self.what.downlink)
+
+    def mean_bytes(self, stage: str, up: Any, r: Round) -> float:
+        """The mean bytes of an upload as it travels. up: record of [S, ...]."""
+        return upload_bytes(self.algo, up, r, None if stage == "warmup" else self.what.uplink)
 
     # Uploads --------------------------------------------------------------------------------------------------------
 

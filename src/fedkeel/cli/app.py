@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fedkeel
+from fedkeel.cli import information, studies
 from fedkeel.cli.choose import choose
+from fedkeel.cli.deployment import deploy_app
 from fedkeel.cli.interrupt import SIGTERM_EXIT, EndOnSigterm
 from fedkeel.cli.options import TaskCommand, merged, task_options
-from fedkeel.cli.studies import TASK, Fresh, Json, MLflow, TensorBoard, Wandb, add_commands
+from fedkeel.cli.studies import TASK, Fresh, MLflow, TensorBoard, Wandb
 from fedkeel.errors import RoundError, StorageError
-from fedkeel.runs.config import OWN_DATA
 from fedkeel.wording import amount
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ app = typer.Typer(
     help="Federated optimizers for clients that differ and come and go.",
     epilog="Begin with: [bold]fedkeel run --algorithm scaffold[/bold]",
 )
-datasets_app = typer.Typer(invoke_without_command=True, help="List the data sets, or show how a split differs by client.")
-app.add_typer(datasets_app, name="datasets")
-deploy_app = typer.Typer(no_args_is_help=True, help="Run a chosen method on a real network, by Flower (docs/deploy.md).")
-app.add_typer(deploy_app, name="deploy")
 
 Study = Annotated[
     Path | None,
@@ -241,170 +238,10 @@ def _print_summary(found: dict[str, Any], out: Path) -> None:
         print(f"  {name:<10} {line}")
 
 
-add_commands(app)
+studies.add_commands(app)
 app.command(cls=TaskCommand)(task_options(TASK)(choose))
-
-
-@app.command()
-def algorithms(
-    name: Annotated[
-        str | None, typer.Argument(help="A method, for its page. [dim]E.g. fedlada[/dim]", show_default=False)
-    ] = None,
-    conditions: Annotated[
-        bool,
-        typer.Option(
-            "--conditions",
-            help="Which conditions (privacy, robust means, compression, attacks, absence, buffers) are valid. "
-            "[dim]E.g. --conditions[/dim]",
-        ),
-    ] = False,
-    json: Json = False,
-) -> None:
-    """List all methods with their costs, or show the page of one."""
-    from fedkeel.cli.tables import algorithm_page, algorithm_table
-
-    if conditions:
-        from fedkeel.cli.conditions import condition_table
-
-        condition_table(name, json)
-    elif json:
-        from fedkeel.cli.listings import method_facts, print_json
-        from fedkeel.core.algorithm import algorithms as names
-
-        print_json([method_facts(one) for one in names()] if name is None else method_facts(name))
-    elif name is None:
-        algorithm_table()
-    else:
-        algorithm_page(name)
-
-
-@app.command(cls=TaskCommand)
-def check(
-    ctx: typer.Context,
-    name: Annotated[
-        str, typer.Argument(metavar="METHOD", help="A name, or package.module:Class. [dim]E.g. mine.methods:FedMine[/dim]")
-    ],
-) -> None:
-    """Apply the laws that every method here obeys to a method, also of another package. It takes some seconds.
-
-    Hyper-parameters are options: values with which 100 rounds reach a fixed point, for the law about the minimiser.
-    """
-    from fedkeel.cli.check import check_method
-    from fedkeel.runs.config import hyperparameters_from
-
-    if not check_method(name, hyperparameters_from(name, ctx.args)):
-        raise typer.Exit(1)
-
-
-@app.command()
-def bench(
-    only: Annotated[
-        str,
-        typer.Option(help="Sections by letter, all by default: a to j, s. [dim]E.g. --only a,b[/dim]", metavar="LETTERS"),
-    ] = "",
-    passes: Annotated[
-        int | None,
-        typer.Option(help="Turns of everybody; default 3 to 7. [dim]E.g. --passes 3[/dim]", min=1, show_default=False),
-    ] = None,
-    peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Install and run other simulators. [dim]E.g. --no-peers[/dim]")
-    ] = True,
-) -> None:
-    """Measure speed and scale beside other simulators, in turns, and write results/bench.md.
-
-    (a)-(f) models from a small network to a ResNet and an LSTM, (g) every method, (h) growth, (s) waiting for a command.
-
-    Peers get virtual environments of their own, kept in .venv-peers/. Needs a clone of the repository.
-    """
-    from fedkeel.cli.bench import carry_out
-
-    typer.echo(f"wrote {carry_out(only, passes, peers)}")
-
-
-@datasets_app.callback()
-@task_options(("data_dir",))
-def _datasets(ctx: typer.Context, settings: dict[str, Any], json: Json = False) -> None:
-    if ctx.invoked_subcommand is None and json:
-        from fedkeel.cli.listings import data_sets, print_json
-
-        print_json(data_sets(settings.get("data_dir")))
-    elif ctx.invoked_subcommand is None:
-        from fedkeel.cli.tables import dataset_table
-
-        dataset_table(settings.get("data_dir"))
-    elif settings:
-        raise ValueError(
-            f"option --data-dir belongs after the command: fedkeel datasets {ctx.invoked_subcommand} --data-dir"
-        )
-
-
-@datasets_app.command("show")
-@task_options(
-    ("data_dir", *OWN_DATA, "split", "clients", "concentration", "sizes", "beta_a", "beta_b", "per_client", "split_seed")
-)
-def show_dataset(
-    settings: dict[str, Any],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set. [dim]E.g. digits[/dim]")],
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="File for the picture of classes against clients: .svg, .html or .png. [dim]E.g. --plot split.svg[/dim]",
-            show_default=False,
-        ),
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Split a data set among clients and show how much they differ: sizes, label entropy, who has which classes."""
-    from fedkeel.cli.listings import print_json, split_facts
-    from fedkeel.cli.tables import split_table
-    from fedkeel.runs.config import with_split_defaults
-    from fedkeel.runs.from_config import federation
-
-    fed = federation(with_split_defaults(merged({"data": name}, settings)))
-    if json:
-        print_json(split_facts(fed, plot))
-    else:
-        split_table(fed, plot)
-
-
-@deploy_app.command("init")
-def deploy_init(
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where to put the app. [dim]E.g. app[/dim]")],
-    source: Annotated[
-        Path,
-        typer.Option(
-            "--from", metavar="RUN", help="Directory of a run or study, or a study file. [dim]E.g. --from runs/x[/dim]"
-        ),
-    ],
-    method: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which method of a study. [dim]E.g. --method scaffold[/dim]", show_default=False),
-    ] = None,
-) -> None:
-    """Write a Flower app that runs the method, model and data of a run on SuperNodes, or in Flower's simulation."""
-    from fedkeel.deploy.project import init
-
-    chosen: Path | RunConfig = source
-    if (source / "study.toml").exists():
-        from fedkeel.study.study_result import StudyResult
-
-        chosen = StudyResult.read(source).config_of(method)
-    elif method is not None:
-        raise ValueError(f"method = {method!r} is not allowed: {source} holds one run, not a study")
-    for path in init(directory, chosen):
-        typer.echo(f"wrote {path}")
-    typer.echo(f"run it with: flwr run {shlex.quote(str(directory))}")
-
-
-@deploy_app.command("picture")
-def deploy_picture(
-    name: Annotated[str, typer.Argument(metavar="METHOD", help="A method. [dim]E.g. scaffold[/dim]")],
-) -> None:
-    """Print a drawing (SVG) of who keeps what and what travels when a method is deployed."""
-    from fedkeel.core.algorithm import make
-    from fedkeel.deploy.picture import drawing
-
-    typer.echo(drawing(make(name)), nl=False)
+information.add_commands(app)
+app.add_typer(deploy_app, name="deploy")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

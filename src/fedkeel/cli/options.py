@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from fedkeel.runs.config import SETTINGS, RunConfig, hyperparameters_from
+from fedkeel.runs.config import SETTINGS, RunConfig, combined, hyperparameters_from
 from fedkeel.wording import literal
 
 NAMES = [name for name in SETTINGS if name != "hyperparameters"]
@@ -141,12 +141,14 @@ def merged(study: Mapping[str, Any], settings: Mapping[str, Any], extra: Iterabl
 
     from fedkeel.core.algorithm import lookup
 
-    config = RunConfig(**study).changed(**settings)
+    values = combined(study, settings)
     if not extra:
-        return config
-    fields = [field.name for field in dataclasses.fields(lookup(config.algorithm))]  # type: ignore[arg-type]
-    given = hyperparameters_from(config.algorithm, extra)
+        return RunConfig(**values)
+    algorithm = values.get("algorithm", SETTINGS["algorithm"].default)
+    fields = [field.name for field in dataclasses.fields(lookup(algorithm))]  # type: ignore[arg-type]
+    given = hyperparameters_from(algorithm, extra)
     for name in given:
         if name not in fields:
-            raise _no_hyperparameter(name, given[name], config, fields)
-    return config.changed(hyperparameters={**config.hyperparameters, **given})
+            raise _no_hyperparameter(name, given[name], RunConfig(**values), fields)
+    before = values.get("hyperparameters", {})
+    return RunConfig(**values | {"hyperparameters": before | given if isinstance(before, dict) else before})

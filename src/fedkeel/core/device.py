@@ -1,8 +1,8 @@
 """The border between host memory and the device on which a method computes.
 
 The data, client memory and checkpoints lie in host memory. A method computes on the model's device. Everything that a method
-receives, or returns, passes one of the functions of this file, which moves it and checks where it is. On the CPU they copy
-nothing.
+receives, or returns, passes one of the functions of this file, which moves it and checks where it is. A run on the CPU has
+no border and calls none of them.
 
 Copies to and from a CUDA device go through page-locked ("pinned") host memory, so that the host need not wait for them.
 torch keeps such memory until the copy is done. Only one thing must not be forgotten: before the host reads what `to_host`
@@ -12,8 +12,6 @@ returns, it must wait for the device, by `wait_for` or by reading any later resu
 from __future__ import annotations
 
 import dataclasses
-import os
-import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -166,44 +164,3 @@ def usable_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, ImportError) as error:  # NotImplementedError is a RuntimeError
         raise ValueError(f"device = {name!r} cannot be used here: {describe(error)}") from error
     return device
-
-
-# Random numbers ------------------------------------------------------------------------------------------------------
-
-
-class SharedGenerators:
-    """A lock for torch's CPU generator, which all threads of a process share. Whoever seeds it and draws from it holds the
-    lock meanwhile. So runs in two threads get the numbers that they would get one after the other."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        if hasattr(os, "register_at_fork"):  # another thread may hold the lock while this one forks
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self.lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.lock.release()
-
-
-GENERATORS = SharedGenerators()
-
-
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seeds what a model on this device draws from (dropout): the CPU's generator and the device's own."""
-    torch.default_generator.manual_seed(seed)
-    if device == HOST:
-        return
-    if device.type == "cuda" and torch.cuda.is_initialized():
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
-
-
-def cuda_numbers(devices: Sequence[torch.device]) -> list[int]:
-    """The numbers of the CUDA devices among these, for torch's `fork_rng`."""
-    return sorted({device.index or 0 for device in devices if device.type == "cuda" and torch.cuda.is_initialized()})

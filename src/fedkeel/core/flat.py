@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.device import to_device
+from fedkeel.core import device as border
 from fedkeel.core.torch_private import NORMS
 from fedkeel.errors import NotFinite, OutOfRange
 
@@ -145,6 +145,7 @@ class FlatModel:
         self.d = sum(self.layers.sizes)
         self.dtype = self.parameters[0].dtype
         self.device = self.parameters[0].device
+        self.on_host = self.device.type == "cpu"
         # Every place of a parameter is listed here, also if it has several (tied weights), and no place is listed twice, as
         # it would be if a module was registered twice. Otherwise torch's functional_call would put the wrong tensors back.
         number = {id(p): i for i, p in enumerate(self.parameters)}
@@ -198,11 +199,26 @@ class FlatModel:
 
         Floating-point numbers get the model's dtype, whole numbers keep theirs.
         """
-        z = to_device(z, self.device)
+        z = z if z.device == self.device else border.to_device(z, self.device)
         z = z if prepare is None else prepare(z)
         z = z.to(self.dtype) if z.is_floating_point() else z
         channels_last = self.layers.channels_last and z.dim() == 4
         return z.contiguous(memory_format=torch.channels_last) if channels_last else z
+
+    # Between host memory and the model's device. A model on the CPU has no such border (core/device.py).
+
+    def take(self, what: str, record: Any) -> Any:
+        """A record on the model's device. what: its name for the error message."""
+        return record if self.on_host else border.at_border(what, record, self.device)
+
+    def check(self, what: str, record: Any) -> None:
+        """Raises if a tensor of a record is not on the model's device."""
+        if not self.on_host:
+            border.check_device(what, record, self.device)
+
+    def to_host(self, record: Any) -> Any:
+        """A record in host memory. Wait for the device before you read it (core/device.py)."""
+        return record if self.on_host else border.to_host(record)
 
     def vector(self) -> Tensor:
         """A copy of the parameters, [d]."""

@@ -51,10 +51,18 @@ def floats(record: Record, without: Sequence[str] = ()) -> int:
 
 
 def mean_floats(algo: Algorithm, up: Record, r: Round) -> float:
-    """The mean number of floats in the uploads of an exchange, [S, ...]. Only clients with the role `tracks` send the fields
-    that the method declares as tracked."""
-    tracked = [name for name in algo.facts.tracked if name in up._fields]
-    size = {name: math.prod(z.shape[1:]) for name, z in up._asdict().items()}
+    """The mean number of floats in the uploads of an exchange, [S, ...]."""
+    return _mean_size(algo, {name: math.prod(z.shape[1:]) for name, z in up._asdict().items()}, r)
+
+
+def mean_bytes(algo: Algorithm, up: Record, r: Round) -> float:
+    """The mean bytes of the uploads of an exchange, [S, ...]."""
+    return _mean_size(algo, {name: math.prod(z.shape[1:]) * z.element_size() for name, z in up._asdict().items()}, r)
+
+
+def _mean_size(algo: Algorithm, size: dict[str, int], r: Round) -> float:
+    """size: that of every field. Only clients with the role `tracks` send the fields that the method declares as tracked."""
+    tracked = [name for name in algo.facts.tracked if name in size]
     extra = sum(size.pop(name) for name in tracked)
     always = sum(size.values())
     return always + extra * float(r.drawn.tracks.mean()) if tracked else float(always)

@@ -67,9 +67,7 @@ class Reading:
 
 
 def as_model_reads(model: Any, fed: D) -> D:
-    """The federation with token ids instead of texts, as the model reads them. Other data stay as they are."""
-    if not isinstance(fed.x, Texts):  # type: ignore[attr-defined]
-        return fed
+    """The federation with token ids instead of texts, as the model reads them."""
     reads = getattr(model, "reads", None)
     if not isinstance(reads, Reading):
         raise ValueError(

@@ -19,9 +19,8 @@ from fedkeel.deploy.errors import InvalidMessage
 from fedkeel.deploy.messages import RunSettings
 from fedkeel.engine.client_work import ClientWork, PrivateLayers
 from fedkeel.engine.held_out import HeldOut, in_two_parts
-from fedkeel.engine.loss import objective
 from fedkeel.engine.machine import keep_freed_memory
-from fedkeel.engine.train import make_flat
+from fedkeel.engine.objective import make_flat, objective
 
 
 @dataclass(frozen=True)

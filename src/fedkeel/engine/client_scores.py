@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fedkeel.core.algorithm import make
 from fedkeel.core.device import to_device
+from fedkeel.engine.best_round import BestRound
 from fedkeel.engine.client_work import ClientTask, ClientWork, PrivateLayers
-from fedkeel.engine.evaluation import CHUNK, at_a_time, evaluate
+from fedkeel.engine.evaluation import CHUNK, RoundEvaluation, at_a_time, evaluate
 from fedkeel.engine.held_out import HeldOut
+from fedkeel.engine.state.checkpoint import RunState
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import NotFinite
 
@@ -33,6 +35,24 @@ class ClientScore(NamedTuple):
 
     before: dict[str, Any]  # of the global model
     after: dict[str, Any]  # of the global model after a few local steps of the client
+
+
+def validation_scores(evaluation: RoundEvaluation, held: HeldOut, state: RunState, lr_factor: float) -> dict[str, Any]:
+    """The scores on all held-out samples, and those of single clients if the run evaluates them. Keeps the best round."""
+    settings, work, t = evaluation.settings, evaluation.work, state.t
+    if not settings.evaluates(t):
+        return {"val_accuracy": None, "val_loss": None}
+    at, single = (state.server.x, state.buffers), settings.evaluate_on == "clients"
+    columns: dict[str, Any] = {}
+    if evaluation.remote is not None:
+        found, columns = evaluation.remote.validate(t, *at, lr_factor, single)
+    else:
+        found = evaluate(work.objective, *at, held_out_batches(work, held.rows), evaluation.own.outputs)
+        if single:
+            columns = client_scores(work, held, *at, evaluation.store, t, lr_factor)
+    if state.best is None or state.best.is_worse_than(found):
+        state.best = BestRound(t, found["accuracy"], found["loss"], state.server.x.clone(), state.buffers.clone())
+    return {f"val_{name}": value for name, value in found.items()} | columns
 
 
 def client_scores(

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.device import GENERATORS, at_border, check_device, cuda_numbers, seed_generators, to_device, to_host
+from fedkeel.core.device import to_device
 from fedkeel.core.ranges import check_ranges
 from fedkeel.core.records import check_finite, exchanges_of, trial_upload
 from fedkeel.core.steps import Objective, OneClient, Workspace, in_pieces
@@ -168,13 +168,13 @@ class ClientWork:
         """
         if self.objective.model.device.type != "cpu":  # a GPU has a generator of its own
             return self._run_client(task, down, buffers, mem, samples)
-        with GENERATORS:
+        with seeding.GENERATORS:
             return self._run_client(task, down, buffers, mem, samples)
 
     def _run_client(self, task: ClientTask, down: Any, buffers: Tensor, mem: Any, samples: Samples | None) -> ClientResult:
         model = self.objective.model
-        seed_generators(seeding.model_seed(self.seed, task.t, task.client), model.device)
-        down, mem = at_border("sent record", down, model.device), at_border("client record", mem, model.device)
+        seeding.seed_torch(seeding.model_seed(self.seed, task.t, task.client), model.device)
+        down, mem = model.take("sent record", down), model.take("client record", mem)
         drawn = {name: torch.tensor([value], dtype=model.dtype) for name, value in task.roles.items()}
         roles = SimpleNamespace(**{name: to_device(z, model.device) for name, z in drawn.items()})
         batches = self._batches(task, samples or next(self.samples([task])))
@@ -193,11 +193,11 @@ class ClientWork:
         after = model.read_buffers()
         if model.private:
             new = PrivateLayers(after)
-        check_device("upload", up, model.device)
-        check_device("new client record", new, model.device)
+        model.check("upload", up)
+        model.check("new client record", new)
         if model.has_buffers:
             model.check_buffers(after, to_device(buffers, after.device))
-        kept = to_host(new)  # the next line waits for the device, and so for this copy
+        kept = model.to_host(new)  # the next line waits for the device, and so for this copy
         losses = check_finite(up, new, beside=steps.losses)
         check_ranges(up, new)
         loss = math.fsum(losses) / len(losses) if losses else math.nan
@@ -301,8 +301,8 @@ def one_thread(*devices: torch.device) -> Iterator[None]:
 
     Several threads may be inside. Limits and the CPU's random state belong to the process, so the last one restores them.
     """
-    gpus = {number: torch.cuda.get_rng_state(number) for number in cuda_numbers(devices)}
-    with GENERATORS:
+    gpus = {number: torch.cuda.get_rng_state(number) for number in seeding.cuda_numbers(devices)}
+    with seeding.GENERATORS:
         if not INSIDE.count:
             INSIDE.threads, INSIDE.random = torch.get_num_threads(), torch.get_rng_state()
             INSIDE.blas = threadpool_limits(1, user_api="blas")
@@ -314,7 +314,7 @@ def one_thread(*devices: torch.device) -> Iterator[None]:
     finally:
         for number, state in gpus.items():
             torch.cuda.set_rng_state(state, number)
-        with GENERATORS:
+        with seeding.GENERATORS:
             INSIDE.count -= 1
             torch.set_num_threads(INSIDE.threads)
             if not INSIDE.count:

@@ -1,22 +1,33 @@
-"""Loss and accuracy of a model on data, usually test data."""
+"""Loss and accuracy of a model on data, usually test data; and what the history says of the model after a round."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.device import GENERATORS, seed_generators
+from fedkeel.core.device import to_device
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import numbers
 from fedkeel.core.steps import Objective
 from fedkeel.data.dataset_pool import CHUNK as POOL_CHUNK
 from fedkeel.data.dataset_pool import DatasetPool
-from fedkeel.data.federation import Prepare
+from fedkeel.data.federation import Federation, Prepare
+from fedkeel.engine import seeding
+
+if TYPE_CHECKING:
+    from fedkeel.core.round import Round
+    from fedkeel.engine.client_work import ClientWork
+    from fedkeel.engine.held_out import HeldOut
+    from fedkeel.engine.own_metrics import OwnMetrics
+    from fedkeel.engine.runners.runner import Remote
+    from fedkeel.engine.settings import Settings
+    from fedkeel.engine.state.checkpoint import RunState
 
 EVALUATION_SEED = 0
 CHUNK = 2048  # the most samples at a time
@@ -73,8 +84,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        with GENERATORS, torch.random.fork_rng(devices=[]):
-            seed_generators(EVALUATION_SEED, next(module.parameters()).device)
+        with seeding.GENERATORS, torch.random.fork_rng(devices=[]):
+            seeding.seed_torch(EVALUATION_SEED, next(module.parameters()).device)
             yield
     finally:
         for part, mode in modes:
@@ -87,7 +98,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     before = [(part, dict(vars(part)), dict(part._buffers)) for part in module.modules()]
     copies = [(b, b.clone()) for b in module.buffers()]
     try:
-        with GENERATORS, torch.random.fork_rng(devices=[]):
+        with seeding.GENERATORS, torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             yield
     finally:
@@ -160,3 +171,63 @@ def classes(output: Any, target: Tensor) -> bool:
     if not isinstance(output, Tensor) or target.is_floating_point():
         return False
     return output.shape[:-1] == target.shape and output.shape[-1] > 1
+
+
+# After a round --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RoundEvaluation:
+    """How good the model is after a round: columns of the history."""
+
+    work: ClientWork
+    settings: Settings
+    store: Any  # client memory
+    whole: Federation  # with the samples that are held out
+    held: HeldOut | None  # the validation data
+    own: OwnMetrics  # of the user
+    remote: Remote | None  # clients on other machines
+
+    def test_scores(self, state: RunState, ids: Sequence[int]) -> dict[str, Any]:
+        """On the test data. ids: the clients of the round."""
+        test, model = self.work.fed.test, self.work.objective.model
+        if test is None or not self.settings.evaluates(state.t):
+            return {"test_accuracy": None, "test_loss": None}
+        row = self._tested(test, state, state.buffers, self.own.outputs)
+        if model.private:  # each client has its own layers: also the mean accuracy over those that took part
+            layers = [to_device(self.store.read(i).values, model.device) for i in ids if i in self.store]
+            rows = [self._tested(test, state, values) for values in layers]
+            if rows:  # clients on other machines do not send their layers
+                row["client_accuracy"] = sum(z["test_accuracy"] or 0.0 for z in rows) / len(rows)
+        return row
+
+    def _tested(
+        self, test: tuple[Any, Any], state: RunState, buffers: Tensor, metrics: Sequence[OutputMetric] = ()
+    ) -> dict[str, Any]:
+        batches = batches_of(self.work.objective.model, test, self.work.fed.prepare)
+        found = evaluate(self.work.objective, state.server.x, buffers, batches, metrics)
+        return {f"test_{name}": value for name, value in found.items()}
+
+    def measured(self, old: Any, state: RunState, uploads: Any, r: Round) -> dict[str, float]:
+        """The measurements that `metrics` names. old: the server record before the round."""
+        from fedkeel.engine.metrics import MetricInputs, measure
+
+        sizes, N = self.work.fed.sizes.astype(float), len(self.work.fed)
+        weights = sizes / sizes.sum() if self.settings.weights == "samples" else np.full(N, 1 / N)
+        inputs = MetricInputs(self.work, old.x, old, state.server, uploads, r, self.store, state.buffers, weights)
+        return measure(self.settings.metrics, inputs)
+
+    def other_scores(self, state: RunState, row: dict[str, Any], lr_factor: float) -> dict[str, Any]:
+        """On the validation data, and what the user's functions measure. row: the columns so far."""
+        found: dict[str, Any] = {}
+        if self.held is not None:
+            from fedkeel.engine.client_scores import validation_scores
+
+            found = validation_scores(self, self.held, state, lr_factor)
+        if self.own.functions and self.settings.evaluates(state.t):
+            model = self.work.objective.model
+            model.bind(state.server.x)
+            if model.has_buffers:
+                model.write_buffers(state.buffers)
+            found |= self.own.of_model(model, self.whole, row | found)
+        return found

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,21 +22,11 @@ from fedkeel.core.round import Round
 from fedkeel.core.sums import Sum, sums_asked
 from fedkeel.engine import totals
 from fedkeel.engine.client_work import ClientWork, Exchange, Uploads
-from fedkeel.engine.runners.runner import Runner
+from fedkeel.engine.runners.runner import Answers, Runner
 from fedkeel.engine.totals import SumPlan
 
 Facts = Callable[[Exchange, list[int], bool], Round]
 REPEATS = 3  # so often clients may run again before the run keeps all uploads
-
-
-@dataclass
-class Answers:
-    """What came of an exchange."""
-
-    exchange: Exchange  # with the clients of the last attempt
-    uploads: Uploads  # of the last attempt; positions are those of `exchange`
-    faults: dict[str, str]  # client -> why it failed, in any attempt
-    cause: Exception | None  # the first fault, if it happened in this process
 
 
 class Folding:
@@ -57,18 +46,17 @@ class Folding:
         stage = exchange.stage
         small = self.upload_bytes[stage] * len(exchange.ids) <= totals.KEEP
         if keep or small or self.repeats >= REPEATS or self._sums(stage) is None:
-            uploads = runner.run(exchange)
-            return Answers(exchange, uploads, _named(exchange, uploads), uploads.cause)
+            return Answers.of(exchange, runner.run(exchange))
         faults, cause = self._faults_of_suspects(runner, exchange, facts)
         left = _without(exchange, faults)
         while True:
             uploads = runner.run(self._folded(left, facts)) if left.ids else _nothing(left)
-            new = _named(left, uploads)
+            new = Answers.of(left, uploads).faults
             faults, cause = faults | new, cause or uploads.cause
             if not new or uploads.totals is None or len(new) == len(left.ids) or len(exchange.ids) - len(faults) < least:
                 ordered = {str(client): faults[str(client)] for client in exchange.ids if str(client) in faults}
                 return Answers(left, uploads, ordered, cause)
-            self.discard(uploads)
+            self._discard(uploads)
             self.suspects |= set(map(int, new))
             self.repeats += 1
             left = _without(left, new)
@@ -81,7 +69,11 @@ class Folding:
             self.asked[stage] = None if needs_rows else sums_asked(algo, stage, self.work.objective.model.layers)
         return self.asked[stage]
 
-    def discard(self, uploads: Uploads) -> None:
+    def keep_uploads(self, stage: str) -> None:
+        """From now on, keeps the uploads of this exchange."""
+        self.asked[stage] = None
+
+    def _discard(self, uploads: Uploads) -> None:
         """Frees the slots of an attempt that does not count."""
         for slot in uploads.slots.values():
             self.store.discard(slot)
@@ -94,8 +86,8 @@ class Folding:
         if not suspects.ids:
             return {}, None
         uploads = runner.run(self._folded(suspects, facts))
-        self.discard(uploads)
-        faults = _named(suspects, uploads)
+        self._discard(uploads)
+        faults = Answers.of(suspects, uploads).faults
         self.suspects -= {client for client in suspects.ids if str(client) not in faults}
         return faults, uploads.cause
 
@@ -105,11 +97,6 @@ class Folding:
         assert asked is not None
         exchange.sums = SumPlan(asked, {"avg": r.p.tolist(), "share": r.weight.tolist()})
         return exchange
-
-
-def _named(exchange: Exchange, uploads: Uploads) -> dict[str, str]:
-    """Client -> why it failed."""
-    return {str(exchange.ids[position]): why for position, why in sorted(uploads.faults.items())}
 
 
 def _without(exchange: Exchange, faults: Iterable[str]) -> Exchange:

@@ -260,10 +260,8 @@ def participation(name: str, **options: Any) -> Participation:
     return made
 
 
-def as_text(value: object) -> str | None:
-    """The value of the setting: what `participation` made, its text or None -> its text or None."""
-    if value is None:
-        return None
+def as_text(value: object) -> str:
+    """The value of the setting: what `participation` made, or its text -> its text."""
     if not isinstance(value, str | Participation):
         raise ValueError(
             f"participation = {value!r} is not allowed; it must be a text such as 'markov:on=0.2,off=0.1', "

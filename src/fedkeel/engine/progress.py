@@ -53,8 +53,8 @@ class RoundBar:
 
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
-        if words := drops_in_words(self.rows):
-            bad_rounds = drops(self.rows)[2]
+        if any(row["dropped"] for row in self.rows):
+            words, bad_rounds = drops_in_words(self.rows), drops(self.rows)[2]
             self.progress.console.print(Text(words, style="bold red" if bad_rounds else "yellow"), soft_wrap=True)
 
     def __call__(self, row: dict[str, Any]) -> None:

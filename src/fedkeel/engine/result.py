@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.flat import FlatModel
+from fedkeel.core.flat import FlatModel, set_memory_format
 from fedkeel.core.records import OrdinaryOrder
 from fedkeel.engine.attendance import Attendance
 from fedkeel.engine.best_round import BestRound
@@ -24,6 +24,9 @@ from fedkeel.errors import refuse
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+    from fedkeel.engine.runners.runner import EngineChoice
+    from fedkeel.engine.state.checkpoint import RunState
 
 
 class Clients(Mapping[int, Any]):
@@ -74,6 +77,39 @@ def model_at(module: nn.Module, private: bool, x: Tensor, buffers: Tensor) -> nn
     if flat.has_buffers:
         flat.write_buffers(buffers)
     return module.eval()
+
+
+def run_of(
+    state: RunState,
+    model: FlatModel,
+    algo: Algorithm,
+    store: Store,
+    N: int,
+    engine: EngineChoice,
+    out: Path | None,
+    config: dict[str, Any],
+) -> Run:
+    """The run in this state. N: its clients."""
+    ordinary = OrdinaryOrder(algo, model.layers)
+    server = ordinary(state.server)
+    module = model.copy()
+    set_memory_format(module, "contiguous")
+    for p, original in zip(module.parameters(), model.module.parameters(), strict=True):
+        p.requires_grad_(original.requires_grad)
+    return Run(
+        params=server.x.clone(),
+        model=model_at(module, algo.facts.private, server.x, state.buffers),
+        server=server,
+        clients=Clients(store, N, model.device, ordinary),
+        history=state.history,
+        algorithm=algo,
+        engine=engine.name,
+        why=engine.why,
+        out=out,
+        stopped=state.stopped,
+        config=config,
+        best_at=state.best and state.best.in_order(model.layers),
+    )
 
 
 @dataclass(repr=False)

@@ -21,18 +21,16 @@ ALLOWED = (
 
 
 def check_schedule(value: Any) -> None:
-    """Raises if it is neither None, a function, nor the name of a schedule."""
-    if value is None or (callable(value) and not isinstance(value, type)):
+    """Raises if it is neither a function nor the name of a schedule."""
+    if callable(value) and not isinstance(value, type):
         return
     if not isinstance(value, str):
         raise refuse("lr_schedule", value, ALLOWED)
     _named(value, 1)
 
 
-def factors(value: str | Factor | None, rounds: int) -> Factor:
+def factors(value: str | Factor, rounds: int) -> Factor:
     """The function from a round to the factor of its learning rate."""
-    if value is None:
-        return lambda t: 1.0
     if isinstance(value, str):
         return _named(value, rounds)
 
@@ -71,9 +69,9 @@ def _part(text: str, rounds: int, name: str) -> Factor:
     raise refuse("lr_schedule", name, ALLOWED)
 
 
-def schedule_identity(value: str | Factor | None, rounds: int, t: int) -> str | None:
+def schedule_identity(value: str | Factor, rounds: int, t: int) -> str | None:
     """What must stay the same if a run resumes at round t: the factors of the rounds before."""
-    if value is None or value == "constant":
+    if value == "constant":
         return None
     if isinstance(value, str):
         return f"{value} over {rounds} rounds" if "cosine" in value else value

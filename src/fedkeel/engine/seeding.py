@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import threading
+from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 SAMPLING, BATCHES, ROLES, MODEL, AUGMENT, METHOD, VALIDATION = range(7)
 PRESENCE, FLEET = 20, 21  # who is there in a round; how fast each client is
@@ -47,3 +51,39 @@ def method_seed(seed: int, t: int, client: int) -> int:
 def model_seed(seed: int, t: int, client: int) -> int:
     """The seed for what the model itself draws (dropout). A hash: a SeedSequence would take a tenth of a small step."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {MODEL} {t} {client}".encode(), digest_size=7).digest())
+
+
+class SharedGenerators:
+    """A lock for torch's CPU generator, which all threads of a process share. Whoever seeds it and draws from it holds the
+    lock meanwhile. So runs in two threads get the numbers that they would get one after the other."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):  # another thread may hold the lock while this one forks
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self.lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+GENERATORS = SharedGenerators()
+
+
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seeds what a model on this device draws from (dropout): the CPU's generator and the device's own."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+def cuda_numbers(devices: Sequence[torch.device]) -> list[int]:
+    """The numbers of the CUDA devices among these, for torch's `fork_rng`."""
+    return sorted({device.index or 0 for device in devices if device.type == "cuda" and torch.cuda.is_initialized()})

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
 METRICS = ("train", "gradient_norm", "consistency", "drift", "tracking", "qp")  # engine/metrics.py measures them
 NEED_UPLOADS = {"consistency", "drift", "qp"}  # metrics that look at the uploads one by one
 CHANNEL = ("privacy", "uplink", "downlink", "aggregation", "attack")  # settings of what is between clients and server
+TIME = ("clock", "deadline", "overselect", "buffer", "concurrency", "staleness")  # settings of virtual time
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # nothing can stop a client of these engines
 
 
@@ -306,6 +306,31 @@ class Settings:
         if self.local_steps is None and self.local_epochs is None:
             object.__setattr__(self, "local_steps", LOCAL_STEPS)
 
+    # Which features does a run use? ---------------------------------------------------------------------------------
+
+    def _uses(self, names: Collection[str]) -> bool:
+        """Is one of these settings not at its default?"""
+        return any(getattr(self, name) != Settings.__dataclass_fields__[name].default for name in names)
+
+    @property
+    def has_channel(self) -> bool:
+        """Is something between clients and server: privacy, compression, a robust mean or an attack?"""
+        return self._uses(CHANNEL)
+
+    @property
+    def has_virtual_time(self) -> bool:
+        """Does the run count virtual seconds, or is it asynchronous?"""
+        return self._uses(("clock", "buffer"))
+
+    @property
+    def is_plain_cohort(self) -> bool:
+        """Has every round the same number of clients, drawn from all of them?"""
+        return self.participation is None and not isinstance(self.cohort, Sequence) and not self.has_virtual_time
+
+    def evaluates(self, t: int) -> bool:
+        """Does round t end with an evaluation?"""
+        return t == self.rounds - 1 or bool(self.evaluate_every and (t + 1) % self.evaluate_every == 0)
+
     @property
     def batch(self) -> int | None:
         """Samples of a step; None: all local data."""
@@ -334,8 +359,9 @@ class Settings:
         """The checks that need the method or the number of clients. remote: the clients are on other machines."""
         self.check_clients(N)
         check_engine(self.engine)
-        self._check_time(remote)
-        if remote and self.presence.needs_labels:
+        if self._uses(TIME):
+            self._check_time(remote)
+        if remote and self.participation is not None and self.presence.needs_labels:
             raise ValueError(
                 f"participation = {self.participation!r} is not allowed with clients on other machines: the server does not "
                 "know their labels"
@@ -364,7 +390,7 @@ class Settings:
                 "evaluate_on = 'clients' is not allowed with validation = 0; it uses the held-out part of every client, "
                 "for example validation = 0.2"
             )
-        if any(getattr(self, name) != Settings.__dataclass_fields__[name].default for name in CHANNEL):
+        if self.has_channel:
             from fedkeel.engine.conditions import check_conditions
 
             check_conditions(self, algo, remote)
@@ -443,14 +469,15 @@ class Settings:
             return max(_cohort_size(one, N) for one in self.cohort[: self.rounds])
         if self.buffer is not None:
             return self.buffer
-        return self.cohort_size(N) if self.presence.limited else N
+        return self.cohort_size(N) if self.participation is None or self.presence.limited else N
 
     def smallest_cohort(self, N: int) -> int:
         if self.deadline is not None:  # all may be late
             return 0
         if isinstance(self.cohort, Sequence):
             return min(_cohort_size(one, N) for one in self.cohort[: self.rounds])
-        return self.presence.fewest(N, self.cohort_size(N) if self.buffer is None else self.buffer)
+        S = self.cohort_size(N) if self.buffer is None else self.buffer
+        return S if self.participation is None else self.presence.fewest(N, S)
 
     def cohort_size(self, N: int) -> int:
         """The cohort as a count. For lists of clients: the longest."""
@@ -518,11 +545,12 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
             raise refuse("staleness", value, allowed(field))
         return value
     if field.name == "participation":
-        return as_text(value)
+        return value if value is None else as_text(value)
     if isinstance(field.default, tuple):
         return _names(field, value)
     if field.name == "lr_schedule":
-        check_schedule(value)
+        if value is not None:
+            check_schedule(value)
         return value
     if field.name == "device":  # torch itself says whether there is such a device
         if isinstance(value, bool) or not (
@@ -616,30 +644,3 @@ def check_engine(engine: str) -> None:
         raise ValueError("engine: 'flower': this run was deployed; go on with it by `flwr run` (docs/deploy.md)")
     if engine not in ENGINES:
         raise ValueError(f"engine: unknown name {engine!r}{nearest(engine, ENGINES)}")
-
-
-# What only `train` takes ----------------------------------------------------------------------------------------------
-
-
-def check_store(store: str) -> None:
-    if store not in STORES:
-        raise refuse("store", store, " or ".join(map(repr, STORES)))
-
-
-def check_loss(loss: object) -> None:
-    if loss is not None and not callable(loss):
-        raise refuse("loss", loss, "a function loss(output, target), or None for cross-entropy")
-
-
-def check_step(step: object, loss: object) -> None:
-    if step is not None and not callable(step):
-        raise refuse("step", step, "a function step(model, batch) that returns the loss, or None")
-    if step is not None and loss is not None:
-        raise ValueError("step is not allowed beside loss; a step computes the loss itself")
-
-
-def check_out(out: object, resume: bool) -> None:
-    if not isinstance(out, str | os.PathLike | None):
-        raise refuse("out", out, "a directory, or None")
-    if resume and not out:
-        raise ValueError("resume = True is not allowed without out; it must be the directory of the run to go on with")

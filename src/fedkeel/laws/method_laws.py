@@ -24,9 +24,8 @@ from fedkeel.core.round import Round
 from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
 from fedkeel.engine.client_work import ClientTask, ClientWork
-from fedkeel.engine.loss import cross_entropy
+from fedkeel.engine.objective import cross_entropy, make_flat
 from fedkeel.engine.result import Run
-from fedkeel.engine.train import make_flat
 from fedkeel.engine.train import train as train_run
 from fedkeel.errors import describe
 from fedkeel.laws.problems import (

@@ -10,8 +10,11 @@ import importlib
 import math
 from collections.abc import Callable
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
+from fedkeel.data.dataset_pool import DatasetPool, kind_of
+from fedkeel.data.federation import Federation
 from fedkeel.errors import nearest
 
 Shape = tuple[int, ...]  # of one sample
@@ -89,3 +92,32 @@ def model_function(name: str) -> Callable[..., nn.Module]:
 def _data(shape: Shape, vocabulary: int | None) -> str:
     """The end of an error message: what the data are instead."""
     return f"the data have shape {list(shape)}" + ("" if vocabulary is None else f" and a vocabulary of {vocabulary}")
+
+
+# Sized to the data ------------------------------------------------------------------------------------------------------
+
+
+def model_for(fed: Federation, name: str, classes: int | None = None) -> Callable[[], nn.Module]:
+    """A function that makes the model `name`, sized to the data. classes: number of outputs (default: as the data say)."""
+    shape, outputs, vocabulary = shape_of(fed), classes or outputs_of(fed), fed.vocabulary
+    return lambda: make_model(name, shape, outputs, vocabulary)
+
+
+def shape_of(fed: Federation) -> tuple[int, ...]:
+    if not isinstance(fed.x, DatasetPool):
+        return fed.shape
+    x, _ = fed.x.batch(np.array([0]))
+    if not isinstance(x, Tensor):
+        raise ValueError(f"model: a batch of these data sets has a {kind_of(x)} as inputs; make the model yourself")
+    return tuple(x.shape[1:])
+
+
+def outputs_of(fed: Federation) -> int:
+    """Classes, or numbers that are predicted."""
+    if fed.classes is not None:
+        return fed.classes
+    if fed.y is None:
+        raise ValueError("classes: data sets do not say how many there are; pass classes=")
+    if fed.y.is_floating_point():
+        return int(fed.y[0].numel())
+    return int(fed.y.max()) + 1

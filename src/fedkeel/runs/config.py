@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
@@ -231,12 +231,7 @@ class RunConfig(Settings):
 
     def changed(self, **changes: Any) -> RunConfig:
         """The config with new values. Values that become meaningless go back to their defaults."""
-        gone = [old for key, z in changes.items() if z != getattr(self, key, None) for old in REPLACES.get(key, ())]
-        if changes.get("split", self.split) != self.split:
-            gone += set(SPLIT_OPTIONS) - _options_of(changes["split"])
-        if self.model.startswith(PRETRAINED) and not str(changes.get("model", self.model)).startswith(PRETRAINED):
-            gone += LORA_OPTIONS
-        return RunConfig(**{key: value for key, value in self.given.items() if key not in gone} | changes)
+        return RunConfig(**combined(self.given, changes))
 
 
 # All settings, in the order of files and help: those with names first.
@@ -271,6 +266,23 @@ def _spelled(setting_name: str, value: str) -> str:
         return spelled_split(value)
     is_word = re.fullmatch(r"[\w-]+", value) is not None
     return value.lower() if is_word and not (setting_name == "data" and Path(value).exists()) else value
+
+
+def combined(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config with changes. Values that become meaningless are left out: they go back to their defaults."""
+
+    def value(values: Mapping[str, Any], key: str) -> Any:
+        found = values[key] if key in values else default_of(SETTINGS[key])
+        return _spelled(key, found) if key in SPELLED and isinstance(found, str) else found
+
+    gone = {old for key in REPLACES if key in changes and changes[key] != value(given, key) for old in REPLACES[key]}
+    if "split" in changes and value(changes, "split") != value(given, "split"):
+        gone |= set(SPLIT_OPTIONS) - _options_of(value(changes, "split"))
+    if str(value(given, "model")).startswith(PRETRAINED) and not str(changes.get("model", PRETRAINED)).startswith(
+        PRETRAINED
+    ):
+        gone |= set(LORA_OPTIONS)
+    return {key: z for key, z in given.items() if key not in gone} | dict(changes)
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -343,32 +355,38 @@ def resolve(config: RunConfig) -> RunConfig:
         return config
     from fedkeel.core.algorithm import Plan, make
 
-    if "cohort" not in config.given and config.clients < config.cohort:  # type: ignore[operator]
-        config = config.changed(cohort=config.clients)  # all clients, if there are fewer than the default
     algo = make(config.algorithm, **config.hyperparameters)
+    plain = {key: value for key, value in dataclasses.asdict(algo).items() if value is not None}  # type: ignore[call-overload]
+    filled = missing_split_options(config) | missing_lora_options(config) | {"hyperparameters": plain}
+    if "cohort" not in config.given and config.clients < config.cohort:  # type: ignore[operator]
+        filled["cohort"] = config.clients  # all clients, if there are fewer than the default
+    config = config.changed(**filled)
     config.check_with(algo, config.clients)
     # A method may refuse its plan. Better now than after the data are loaded, when the run makes the plan it uses.
     algo.plan(Plan(N=config.clients, S=config.largest_cohort(config.clients), K=config.local_steps or 1, T=config.rounds))
-    plain = {key: value for key, value in dataclasses.asdict(algo).items() if value is not None}  # type: ignore[call-overload]
-    resolved = with_lora_defaults(with_split_defaults(config)).changed(hyperparameters=plain)
-    object.__setattr__(resolved, "method", algo)
-    return resolved
+    object.__setattr__(config, "method", algo)
+    return config
+
+
+def missing_split_options(config: RunConfig) -> dict[str, Any]:
+    """The options that the split takes and that were not given, with their defaults."""
+    return {key: SPLIT_OPTIONS[key] for key in _options_of(config.split) if getattr(config, key) is None}
 
 
 def with_split_defaults(config: RunConfig) -> RunConfig:
     """The config with the options that its split takes."""
-    missing = [key for key in _options_of(config.split) if getattr(config, key) is None]
-    return config.changed(**{key: SPLIT_OPTIONS[key] for key in missing})
+    return config.changed(**missing_split_options(config))
 
 
-def with_lora_defaults(config: RunConfig) -> RunConfig:
-    """The config with the options of adapters, if its model is pretrained. Other models refuse them."""
+def missing_lora_options(config: RunConfig) -> dict[str, Any]:
+    """The options of adapters that were not given, with their defaults. Models that are not pretrained have no adapters and
+    refuse them."""
     given = {key: getattr(config, key) for key in LORA_OPTIONS if getattr(config, key) is not None}
     if config.model.startswith(PRETRAINED):
-        return config.changed(**(LORA_OPTIONS | given))
+        return {key: value for key, value in LORA_OPTIONS.items() if key not in given}
     for key, value in given.items():
         raise ValueError(f"{key} = {value!r} is not allowed with model {config.model!r}; it is for models {PRETRAINED}NAME")
-    return config
+    return {}
 
 
 def _options_of(split: str) -> set[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.errors import refuse
-from fedkeel.runs.config import OWN_DATA, PRETRAINED, PYTHON, SPLIT_OPTIONS, RunConfig, resolve, with_lora_defaults
+from fedkeel.runs.config import OWN_DATA, PRETRAINED, PYTHON, SPLIT_OPTIONS, RunConfig, missing_lora_options, resolve
 from fedkeel.runs.saved_config import saved_config
 
 if TYPE_CHECKING:
@@ -54,18 +54,23 @@ def task(config: RunConfig, fed: Federation | None = None) -> tuple[Callable[[],
 
 
 def _parts(config: RunConfig, fed: Federation | None) -> tuple[Callable[[], nn.Module], Federation]:
-    from fedkeel.runs.named_model import named_model
+    from fedkeel.data.texts import Texts
+    from fedkeel.models import model_for
 
     if config.model.startswith(PYTHON):
         raise ValueError(f"model: {config.model!r} was a Python object; go on with the Python code that made it")
     fed, adapters = fed or federation(config), None
+    if not config.model.startswith(PRETRAINED) and not isinstance(fed.x, Texts):
+        return model_for(fed, config.model), fed
+    from fedkeel.runs.named_model import named_model
+
     if config.model.startswith(PRETRAINED):
         from fedkeel.models.pretrained.backbone import need_extra
 
         need_extra()
         from fedkeel.models.pretrained.classifier import Lora
 
-        config = with_lora_defaults(config)
+        config = config.changed(**missing_lora_options(config))
         adapters = Lora(config.lora_rank, config.lora_alpha, config.lora_targets, config.lora_layers)  # type: ignore[arg-type]
     return named_model(config.model, fed, config.length, adapters=adapters)
 
@@ -87,15 +92,16 @@ def train(
     """
     from torch.nn.functional import mse_loss
 
-    from fedkeel.engine.loop import INTERRUPTED
-    from fedkeel.engine.settings import check_out
+    from fedkeel.engine.loop import INTERRUPTED, run_training
+    from fedkeel.engine.objective import seeded
+    from fedkeel.engine.own_code import OwnCode
     from fedkeel.engine.state import directory
-    from fedkeel.engine.train import OwnCode, seeded, train_checked
-    from fedkeel.engine.train import train as train_objects
 
     config = resolve(config)
-    check_out(out, resume)
+    directory.check_out(out, resume)
     if model is not None:
+        from fedkeel.engine.train import train as train_objects
+
         fed = fed or federation(config)
         if out is not None and fresh:
             directory.clear(Path(out))
@@ -112,7 +118,7 @@ def train(
         directory.clear(Path(out))
     # Numbers are predicted, not classes.
     own = OwnCode(mse_loss) if fed.y is not None and fed.y.is_floating_point() else OwnCode()
-    return train_checked(made, fed, config.method, config, config.as_dict(), own, out=out, resume=resume, progress=progress)
+    return run_training(made, fed, config.method, config, config.as_dict(), own, out=out, resume=resume, progress=progress)
 
 
 def continues(shorter: RunConfig, longer: RunConfig) -> bool:

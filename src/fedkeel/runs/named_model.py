@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from fedkeel.data.dataset_pool import DatasetPool, kind_of
+from fedkeel.data.dataset_pool import kind_of
 from fedkeel.data.federation import Federation, misplaced
 from fedkeel.data.texts import Texts
 from fedkeel.data.tokens import Reading, WordTokenizer, tokenised
+from fedkeel.models import model_for, outputs_of
 from fedkeel.runs.config import PRETRAINED, SETTINGS
 
 LENGTH: Any = SETTINGS["length"].default  # tokens of a text
@@ -82,46 +82,19 @@ def named_model(
         fed = tokenised(fed, reads.tokenizer, length)
     elif tokenizer and fed.vocabulary != tokenizer.vocabulary:
         raise ValueError(f"model: {name!r} reads texts, but the data {fed.origin.get('data', '')!r} are not texts")
-    outputs = classes or _outputs(fed)
     if pretrained is not None:
         from fedkeel.models.pretrained.classifier import classifier
 
         texts = [fed.x] + ([] if fed.test is None else [fed.test[0]])
-        make: Callable[[], nn.Module] = classifier(pretrained, outputs, adapters, texts)
+        make: Callable[[], nn.Module] = classifier(pretrained, classes or outputs_of(fed), adapters, texts)
     else:
-        from fedkeel.models import make_model
-
-        shape, vocabulary = _shape(fed), fed.vocabulary
-
-        def make() -> nn.Module:
-            return make_model(name, shape, outputs, vocabulary)
-
+        make = model_for(fed, name, classes)
     return (make if reads is None else lambda: _with_reading(make(), reads)), fed
 
 
 def _with_reading(module: nn.Module, reads: Reading) -> nn.Module:
     module.reads = reads  # type: ignore[assignment]
     return module
-
-
-def _shape(fed: Federation) -> tuple[int, ...]:
-    if not isinstance(fed.x, DatasetPool):
-        return fed.shape
-    x, _ = fed.x.batch(np.array([0]))
-    if not isinstance(x, Tensor):
-        raise ValueError(f"model: a batch of these data sets has a {kind_of(x)} as inputs; make the model yourself")
-    return tuple(x.shape[1:])
-
-
-def _outputs(fed: Federation) -> int:
-    """Classes, or numbers that are predicted."""
-    if fed.classes is not None:
-        return fed.classes
-    if fed.y is None:
-        raise ValueError("classes: data sets do not say how many there are; pass classes=")
-    if fed.y.is_floating_point():
-        return int(fed.y[0].numel())
-    return int(fed.y.max()) + 1
 
 
 def _check_fed(fed: object) -> None:

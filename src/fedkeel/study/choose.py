@@ -183,7 +183,7 @@ class _Task:
     def __init__(self, file: Mapping[str, Any], objects: PythonObjects) -> None:
         from torch import nn
 
-        from fedkeel.engine.train import seeded
+        from fedkeel.engine.objective import seeded
 
         probe = Study.read({**file, "methods": {YARDSTICK: {}}, "seeds": 1})
         self.config = probe.branches[0].at({}, probe.branches[0].seeds[0], probe.resplit)

@@ -108,7 +108,7 @@ def model_name(model: nn.Module | Callable[[], nn.Module], keywords: Mapping[str
     """The class of the model and a digest: of its layers, of its weights if it is a module, and of the functions."""
     from torch import nn
 
-    from fedkeel.engine.train import seeded
+    from fedkeel.engine.objective import seeded
 
     made = model if isinstance(model, nn.Module) else seeded(model, seed=0)
     if not isinstance(made, nn.Module):

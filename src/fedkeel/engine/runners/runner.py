@@ -47,6 +47,22 @@ class Remote(Protocol):
         """
 
 
+@dataclass
+class Answers:
+    """What came of an exchange."""
+
+    exchange: Exchange  # with the clients of the last attempt
+    uploads: Uploads  # of the last attempt; positions are those of `exchange`
+    faults: dict[str, str]  # client -> why it failed, in any attempt
+    cause: Exception | None  # the first fault, if it happened in this process
+
+    @classmethod
+    def of(cls, exchange: Exchange, uploads: Uploads) -> Answers:
+        """Of an exchange that ran once."""
+        faults = {str(exchange.ids[position]): why for position, why in sorted(uploads.faults.items())}
+        return cls(exchange, uploads, faults, uploads.cause)
+
+
 class Sequential:
     """Runs one client after the other, in this process."""
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.flat import FlatModel
 from fedkeel.core.records import form
-from fedkeel.engine.schedule import schedule_identity
+from fedkeel.engine.best_round import BestRound
 from fedkeel.engine.settings import Settings, alike
 from fedkeel.errors import Damaged
 from fedkeel.files import write_atomically
@@ -49,6 +49,20 @@ class Part(Protocol):
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Goes back to this state. A checkpoint from before the part existed restores nothing."""
+
+
+@dataclass
+class RunState:
+    """What changes from round to round in a run."""
+
+    server: Any  # the server record
+    buffers: Tensor  # [b] the model's buffers
+    warmed_up: bool  # no warm-up is left to do
+    t: int = 0  # the next round
+    history: list[dict[str, Any]] = field(default_factory=list)  # one row per round
+    warmup_columns: dict[str, Any] = field(default_factory=dict)  # of round 0: what the warm-up cost, and who failed
+    best: BestRound | None = None  # on the validation data
+    stopped: str = ""  # why the run ended before its last round
 
 
 @dataclass
@@ -171,7 +185,11 @@ def run_identity(
     """
     how = {"dtype": str(model.dtype), "memory_format": model.memory_format, "precision": settings.precision}
     kept = settings.identity() | how | {"validation": settings.validation} | dict(conditions)
-    kept["lr_schedule"] = schedule_identity(settings.lr_schedule, settings.rounds, t)
+    kept["lr_schedule"] = None
+    if settings.lr_schedule is not None:
+        from fedkeel.engine.schedule import schedule_identity
+
+        kept["lr_schedule"] = schedule_identity(settings.lr_schedule, settings.rounds, t)
     if isinstance(kept["cohort"], Sequence):  # a list of clients per round: later rounds may still change
         past = [list(ids) if isinstance(ids, Sequence) else ids for ids in kept["cohort"]][:t]
         kept["cohort"] = hashlib.sha256(repr(past).encode()).hexdigest()

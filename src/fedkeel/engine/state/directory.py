@@ -28,7 +28,7 @@ from fedkeel.engine.result import Run
 from fedkeel.engine.state import history_file, store
 from fedkeel.engine.state.checkpoint import Checkpoint, load_checkpoint, round_of
 from fedkeel.engine.state.history_file import Extent, HistoryFile, read_extent
-from fedkeel.errors import Damaged, StorageError
+from fedkeel.errors import Damaged, StorageError, refuse
 from fedkeel.files import Claim, as_toml, guarded, sealed, unsealed, write_atomically
 
 CONFIG = "config.toml"  # all settings
@@ -132,6 +132,14 @@ def next_round(path: Path) -> int | None:
     """The round that follows the checkpoint in a directory; None if there is no checkpoint that can be read."""
     rounds = (round_of(path / name) for name in (CHECKPOINT, PREVIOUS))
     return next((t for t in rounds if t is not None), None)
+
+
+def check_out(out: object, resume: bool) -> None:
+    """Raises if `out` cannot be the directory of a run."""
+    if not isinstance(out, str | os.PathLike | None):
+        raise refuse("out", out, "a directory, or None")
+    if resume and not out:
+        raise ValueError("resume = True is not allowed without out; it must be the directory of the run to go on with")
 
 
 def clear(path: Path) -> None:
