@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from fedkeel.files import read_toml
+from fedkeel.study.study import Study
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,7 +39,16 @@ def test_interval_is_students(claims: dict[str, Any]) -> None:
 
 
 def test_every_folder_of_results_is_linked_and_every_claim_has_numbers_or_a_reason(claims: dict[str, Any]) -> None:
-    for claim in claims["read_toml"](ROOT / "results" / "claims.toml")["claims"]:
+    for claim in read_toml(ROOT / "results" / "claims.toml")["claims"]:
         assert claim.get("compare") or claim["note"], claim["says"]
         for spec in claim.get("compare", []):
             assert (ROOT / "results" / spec["folder"] / "README.md").exists()
+
+
+def test_every_folder_has_its_command_and_every_study_file_is_valid() -> None:
+    made = runpy.run_path(str(ROOT / "benchmarks" / "paper_results.py"))
+    folders = {path.parent.name for path in (ROOT / "results").glob("*/runs.tar.xz")}
+    assert folders <= set(made["COMMANDS"])
+    for path in sorted(made["STUDIES"].glob("*.toml")):
+        study = Study.read(read_toml(path))
+        assert study.title and study.about and len(next(iter(study.branches)).seeds) >= 3, path.name
