@@ -51,4 +51,6 @@ def test_every_folder_has_its_command_and_every_study_file_is_valid() -> None:
     assert folders <= set(made["COMMANDS"])
     for path in sorted(made["STUDIES"].glob("*.toml")):
         study = Study.read(read_toml(path))
-        assert study.title and study.about and len(next(iter(study.branches)).seeds) >= 3, path.name
+        assert study.title, path.name
+        assert study.about, path.name
+        assert all(len(branch.seeds) >= 3 for branch in study.branches), path.name
