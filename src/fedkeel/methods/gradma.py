@@ -54,8 +54,9 @@ class GradMA(Algorithm):
     """GradMA-W on the clients and GradMA-S on the server. Every local step and every server step is turned, as little as
     possible, until it has no negative inner product with what is remembered.
 
-    Prefer it under strong label skew and small cohorts when three gradients per local step are affordable; GradMA-S alone
-    brings most of the gain in its paper.
+    Prefer GradMA-S, whose local steps take one gradient instead of three: on CIFAR-10 (LeNet-5, three seeds) GradMA was 4.5
+    to 4.9 points below it at Dirichlet 1 and 0.1. At Dirichlet 0.01, with short steps (lr 0.01), GradMA was the best of
+    seven methods (results/gradma-cifar10-short).
 
     Differs from the paper: with beta2 = 0 absent clients are forgotten, as Algorithm 3 prints, while the text (section 6.2)
     says that their latest update is kept. With beta2 > 0 an absent client stays a constraint: only the direction of its row
