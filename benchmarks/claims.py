@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from scipy.stats import ttest_1samp
 
 from fedkeel.files import read_toml
-from fedkeel.study.results.numbers import NOT_RUN, scores_by_seed
+from fedkeel.study.results.numbers import NOT_RUN, of_run
 from fedkeel.study.running.plan import BranchResult
 from fedkeel.study.running.reading import read_study
 from fedkeel.study.study import Study
@@ -34,6 +34,13 @@ LEAST = 3  # common seeds; fewer have no useful interval
 BEGIN, END = "<!-- claims: made by benchmarks/claims.py -->", "<!-- end of claims -->"
 CONFIRMED, IN_PART, NOT_CONFIRMED, NOT_TESTABLE = "confirmed", "in part", "not confirmed", "not testable here"
 VERDICTS = (CONFIRMED, IN_PART, NOT_CONFIRMED, NOT_TESTABLE)
+
+
+METRICS = {  # names that a table explains by its targets
+    "last10_accuracy": "accuracy, mean of the last 10 rounds",
+    "rounds_to_second": "rounds to the second target",
+    "cost_to_second": "the paper's cost to the second target",
+}
 
 
 class Comparison(NamedTuple):
@@ -63,12 +70,19 @@ def scores(folder: str, case: str, method: str, at: dict[str, Any], metric: str)
     chosen = [one for one in every if all(one.branch.axes.get(key) == value for key, value in at.items())]
     if not chosen:
         raise ValueError(f"claims.toml: results/{folder} has no {method} at {at}")
-    values = [scores_by_seed(one.outcomes, metric) for one in chosen]
+    values = [by_seed(one, metric) for one in chosen]
     failed = [{o.seed for o in one.outcomes if o.error not in (None, NOT_RUN)} for one in chosen]
     if len(chosen) > 1:  # A run that failed is the worst that a value of the axis can do, so it counts as 0.
         values = [value | dict.fromkeys(seeds, 0.0) for value, seeds in zip(values, failed, strict=True)]
         return {seed: min(value[seed] for value in values) for seed in sorted(set.intersection(*map(set, values)))}, 0
     return values[0], len(failed[0])
+
+
+def by_seed(one: BranchResult, metric: str) -> dict[int, float]:
+    """The score of every run that has one. A run that never reached the target has no rounds or cost to it."""
+    targets, cost = one.branch.targets, one.branch.cost_of(one.chosen)
+    runs = {o.seed: of_run(o, targets, cost=cost) for o in one.outcomes if o.error is None}
+    return {seed: run[metric] for seed, run in runs.items() if metric in run}
 
 
 def compare(spec: dict[str, Any], other: str) -> Comparison:
@@ -104,7 +118,7 @@ def student_interval(values: Sequence[float]) -> tuple[float, float]:
 
 def number(value: float, percent: bool, signed: bool = False) -> str:
     sign = "+" if signed and value > 0 else "-" if value < 0 else ""
-    return sign + (f"{abs(value):.1f}" if percent else f"{abs(value):.2g}")
+    return sign + (f"{abs(value):.1f}" if percent else f"{abs(value):.3g}")
 
 
 def verdict(found: Sequence[Comparison]) -> str:
@@ -120,7 +134,9 @@ def judged(claim: dict[str, Any]) -> tuple[str, list[str]]:
     for spec in claim.get("compare", []):
         found = [compare(spec, other) for other in spec["than"]]
         every += found
-        where = ", ".join(z for z in (spec.get("case", ""), spec["metric"].replace("_", " ")) if z)
+        where = ", ".join(
+            z for z in (spec.get("case", ""), METRICS.get(spec["metric"], spec["metric"]).replace("_", " ")) if z
+        )
         seeds = sorted({one.seeds for one in found})
         lines.append(f"[{spec['folder']}]({spec['folder']}/README.md), {where}, {' to '.join(map(str, seeds))} seeds:")
         lines += [f"{'✓' if one.holds else '?' if one.holds is None else '✗'} {one.text}" for one in found]

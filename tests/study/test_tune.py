@@ -11,7 +11,7 @@ from fedkeel.core.hyperparameters import hp
 from fedkeel.study.compare import run_study
 from fedkeel.study.report.write import report
 from fedkeel.study.running.proposals import proposals
-from fedkeel.study.running.space import Ladder, Space, grown
+from fedkeel.study.running.space import Ladder, Space, grown, space_of
 from fedkeel.study.study import Study
 from fedkeel.study.study_result import StudyResult
 
@@ -182,6 +182,15 @@ def test_ladders_end_where_a_value_makes_no_sense():
     assert grown(_field(above=0), [0.01, 0.1], 0.1).values[0] == 1e-5
     assert grown(_field(least=0), [0, 10, 20], 10).values == (0, 10, 20)  # counts do not grow
     assert not grown(_field(), ["a", "b"], "a").ordered
+
+
+def test_fedlada_begins_with_longer_steps_the_smaller_alpha_is():
+    """alpha multiplies its local direction, so the best lr grows with 1 / alpha (results/lada-joint)."""
+    fed = fk.load("digits").split("iid", clients=6)
+    for alpha, first in ((0.05, 0.02), (1.0, 0.001)):
+        study = Study.read(TASK | {"methods": {"fedlada": {"alpha": alpha}}, "seeds": 1})
+        lr = space_of(study.branches[0], fed).ladders["lr"]
+        assert lr.values[lr.start] == first
 
 
 def test_a_point_that_is_repeated_counts_by_its_mean():

@@ -113,6 +113,10 @@ class Algorithm(ABC):
             return self
         return dataclasses.replace(self, lr=self.lr * lr_decay**t)  # type: ignore[type-var, attr-defined]
 
+    def first_lr(self) -> float | None:
+        """Where a search of the local step size begins, if `lr` is not given. None: nothing is searched."""
+        return getattr(self, "lr", None)
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = python_number(getattr(self, field.name))

@@ -56,6 +56,9 @@ class FedLADA(Algorithm):
     eps: float = hp(1e-8, "eps_v: v starts at its square", above=0)
     server_lr: float = hp(1.0, "eta_g, server step size", above=0)
 
+    def first_lr(self) -> float:
+        return 1e-3 / max(self.alpha, 0.01)  # alpha shortens the local direction
+
     def init(self, x: Tensor) -> tuple[Server, None]:
         return Server(x=x, v=torch.full_like(x, self.eps**2), ga=torch.zeros_like(x)), None
 

@@ -49,8 +49,9 @@ class GradMAS(Algorithm):
 
     Prefer it when 10 % of the clients or fewer come to a round and the server can keep a vector of each: on CIFAR-10
     (LeNet-5, 10 of 100 clients, three seeds) it was 4.7 to 5.6 points above FedAvg and 1.3 to 6.9 above FedAvgM at Dirichlet
-    1 to 0.01 (results/claims.md). A round must not undo what absent clients need. The server remembers up to `memory` clients and forgets the least active. If the displacements span the space (d not above the
-    number of clients), only 0 agrees with all of them and the model stands still.
+    1 to 0.01 (results/claims.md). The server remembers up to `memory` clients and forgets the least active. If the
+    displacements span the space (d not above the number of clients), only 0 agrees with all of them and the model stands
+    still.
 
     Differs from the paper: with beta2 = 0 absent clients are forgotten, as Algorithm 3 prints, while the text (section 6.2)
     says that their latest update is kept. With beta2 > 0, decay alone changes nothing, because only directions count. beta2

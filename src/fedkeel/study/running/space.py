@@ -87,7 +87,7 @@ def space_of(branch: Branch, fed: Federation, layers: Layers | None = None) -> S
     given = [*branch.config.hyperparameters, *branch.axes]
     fixed = {key: z for key in about if (z := getattr(method, key)) != getattr(longer, key) and key not in given}
     ladders = {key: grown(about.get(key) or SETTINGS[key], z, None) for key, z in branch.grid.items()}
-    usual = getattr(method, "lr", None)
+    usual = method.first_lr()
     if "lr" not in (*given, *ladders) and isinstance(usual, float) and usual > 0:
         ladders = {"lr": _step_sizes(about["lr"], usual)} | ladders
     for key, one in about.items():
