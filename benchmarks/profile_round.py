@@ -33,7 +33,7 @@ PAGE = Path(__file__).parents[1] / "results" / "profile.md"
 W = WORKLOADS["a"]
 PLACES = {
     "gradients": [(Dense, "gradient"), (OneClient, "backward")],
-    "losses": [(OneGrad, "loss")],
+    "losses": [(OneGrad, "_loss_of_batch")],
     "clients": [(ClientWork, "run_client")],
 }
 SKIP, ROUNDS = 5, 60  # rounds of warm-up; rounds of a run with two workers

@@ -87,7 +87,7 @@ def gradients(fed: fk.Federation, name: str) -> float:
         (steps.OneClient, "backward"): lambda self, w, x, y: len(y),
         (dense.Dense, "gradient"): lambda self, w, x, y, into: len(y),
         (steps.OneGrad, "plus"): lambda self, own, w, *frozen: len(self.y) * FORWARD * len(frozen),  # beside `backward`
-        (steps.OneGrad, "loss"): lambda self, w: len(self.y) * FORWARD,
+        (steps.OneGrad, "_loss_of_batch"): lambda self, w: len(self.y) * FORWARD,
     }
     kept = {place: getattr(*place) for place in counted}
     for place, cost in counted.items():

@@ -1,4 +1,4 @@
-"""Public replacements of torch's private functions give the same bits. Only AMSGrad's kernel rounds differently."""
+"""Public replacements of torch's private functions give the same bits. Only Adam's kernel rounds differently."""
 
 from __future__ import annotations
 
@@ -55,6 +55,26 @@ def test_amsgrad_to_rounding(dtype: torch.dtype, rtol: float, eps: float) -> Non
         assert not torch.allclose(a, z)
 
 
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 2e-6), (torch.float64, 1e-13)])
+@pytest.mark.parametrize("rows", [0, 3])
+def test_adam_to_rounding(dtype: torch.dtype, rtol: float, rows: int) -> None:
+    """Rows of [S, d] have their own counts. The step size may be a tensor."""
+    shaped = [z.expand(rows, -1).clone() if rows else z for z in vectors(7, dtype=dtype)]
+    w, m, v, *gradients = shaped
+    first = [w, m, v.square()]
+    count = torch.arange(1, 1 + max(rows, 1), dtype=dtype).view(-1, *[1] * bool(rows))
+    found, expected = ([z.clone() for z in first] for _ in range(2))
+    for k, g in enumerate(gradients):
+        for lr in (0.01, torch.tensor([0.02], dtype=torch.float64)):
+            for step, (w, m, v) in ((private.public_adam, found), (private.private_adam, expected)):
+                step(w, g, m, v, count + k, lr=lr, beta1=0.9, beta2=0.99, eps=1e-3)
+    for a, b, z in zip(found, expected, first, strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=10 * rtol)
+        assert not torch.allclose(a, z)
+    if rows:
+        assert not torch.allclose(expected[0][0], expected[0][1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("B", [1, 7, 64])
 def test_cross_entropy(dtype: torch.dtype, B: int) -> None:
@@ -105,6 +125,7 @@ for module, name in gone:
 from fedkeel.core import torch_private as private
 assert private.backward is private.public_backward
 assert private.amsgrad is private.public_amsgrad
+assert private.adam is private.public_adam
 assert private.copy_each is private.public_copy_each
 assert private.add_each is private.public_add_each
 assert private.subtract_each is private.public_subtract_each

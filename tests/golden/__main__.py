@@ -1,8 +1,11 @@
-"""Writes what `tests/golden/test_golden.py` compares with: `python -m tests.golden`.
+"""Writes what `tests/golden/test_golden.py` compares with.
 
-Run it only after a change that is meant to change numbers, and say so in the commit. Digests of other machines become
-invalid with such a change, so they are deleted. For a new method run `python -m tests.golden --new`: it adds lines and
-changes none.
+    python -m tests.golden fedavg fedprox    # these methods; for a new method it only adds lines
+    python -m tests.golden                   # all methods
+    python -m tests.golden --this-machine    # digests for your processor; numbers that are known stay
+
+Run the first two only after a change that is meant to change numbers, and say so in the commit. Digests of other machines
+become invalid with such a change, so they are deleted.
 """
 
 from __future__ import annotations
@@ -26,26 +29,29 @@ def digest_file() -> Path:
 
 
 def main() -> None:
-    cases = [(method, task) for method in fk.algorithms() for task in MODELS]
-    new, machine_only = ("--new" in sys.argv[1:], "--this-machine" in sys.argv[1:])
-    if not new and not machine_only:
-        for old in FOLDER.glob("digests-*.json"):
-            old.unlink()
-    if not machine_only:
-        wide = _known(NUMBERS) if new else {}
-        for method, task in cases:
-            if f"{method} {task}" not in wide:
-                wide[f"{method} {task}"] = numbers(finished_run(method, task, torch.float64))
-        NUMBERS.write_text(json.dumps(wide).replace('}, "', '},\n"') + "\n")
-    exact = _known(digest_file()) if new else {}
-    for method, task in cases:
-        if f"{method} {task}" not in exact:
-            exact[f"{method} {task}"] = digests(finished_run(method, task, torch.float32))
-    digest_file().write_text(json.dumps(exact, indent=0) + "\n")
+    here, methods = "--this-machine" in sys.argv[1:], [word for word in sys.argv[1:] if not word.startswith("--")]
+    cases = [(method, task) for method in methods or fk.algorithms() for task in MODELS]
+    if not here:
+        wide = {f"{method} {task}": numbers(finished_run(method, task, torch.float64)) for method, task in cases}
+        NUMBERS.write_text(json.dumps(read(NUMBERS) | wide).replace('}, "', '},\n"') + "\n")
+        for other in FOLDER.glob("digests-*.json"):
+            write(other, {case: digest for case, digest in read(other).items() if case not in wide})
+    exact = {f"{method} {task}": digests(finished_run(method, task, torch.float32)) for method, task in cases}
+    write(digest_file(), read(digest_file()) | exact)
 
 
-def _known(file: Path) -> dict[str, Any]:
-    return dict(json.loads(file.read_text())) if file.exists() else {}
+def read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def write(file: Path, known: dict[str, Any]) -> None:
+    """In the order of the methods. A file without an entry is deleted."""
+    order = [f"{method} {task}" for method in fk.algorithms() for task in MODELS]
+    found = {case: known[case] for case in order if case in known}
+    if found:
+        file.write_text(json.dumps(found, indent=0) + "\n")
+    else:
+        file.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,29 @@
 """No numbers changed: every method ends with the same weights and records as before.
 
 On a processor and torch release that are known, the bits are compared. Elsewhere rounding may differ, so the same runs in
-float64 are compared to 1e-6. `python -m tests.golden` writes the files, `--this-machine` only adds digests for yours.
+float64 are compared to 1e-6. `python -m tests.golden` writes the files (tests/golden/__main__.py).
 """
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import pytest
 import torch
 
 import fedkeel as fk
-from tests.golden.__main__ import NUMBERS, digest_file
+from tests.golden.__main__ import NUMBERS, digest_file, read
 from tests.golden.tasks import MODELS, digests, finished_run, numbers
 
-KNOWN = json.loads(digest_file().read_text()) if digest_file().exists() else None
-CLOSE = json.loads(NUMBERS.read_text())
+KNOWN = read(digest_file())
+CLOSE = read(NUMBERS)
 
 
 @pytest.mark.parametrize("task", MODELS)
 @pytest.mark.parametrize("method", fk.algorithms())
 def test_a_run_ends_as_it_did_before(method: str, task: str) -> None:
     case = f"{method} {task}"
-    assert case in CLOSE, "a new method: run `python -m tests.golden --new`, which only adds lines"
-    if KNOWN is not None and case in KNOWN:  # a method may be newer than the digests of this processor
+    assert case in CLOSE, f"a new method: run `python -m tests.golden {method}`, which only adds lines"
+    if case in KNOWN:  # a method may be newer than the digests of this processor
         assert digests(finished_run(method, task, torch.float32)) == KNOWN[case]
         return
     found = numbers(finished_run(method, task, torch.float64))

@@ -67,7 +67,8 @@ class Layers:
 
     def spread(self, values: Tensor) -> Tensor:
         """One value per layer, [..., L] -> that value in every entry of its layer, [..., d]."""
-        return values.repeat_interleave(torch.tensor(self.sizes, device=values.device), dim=-1)
+        parts = zip(values.unsqueeze(-1).unbind(-2), self.sizes, strict=True)
+        return torch.cat([value.expand(*values.shape[:-1], size) for value, size in parts], -1)
 
     def scale(self, z: Tensor, factors: Tensor) -> Tensor:
         """Multiplies every layer of z [..., d] in place by its factor, [..., L]."""

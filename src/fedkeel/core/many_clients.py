@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from fedkeel.core.dense_gradients import DenseMany
 from fedkeel.core.features import Net, OwnLoss
 from fedkeel.core.steps import Grad, Objective, Steps, check_one_number
+from fedkeel.core.torch_private import version
 
 
 class ManyOracle:
@@ -139,10 +140,13 @@ class ManyGrad(Grad):
 
     def __init__(self, steps: ManyClients, x: Tensor, y: Tensor, weight: Tensor) -> None:
         self.steps, self.data, self.fresh = steps, (x, y, weight), True
+        self.known: tuple[Tensor, int | str, Tensor] | None = None  # points, their version, the losses there
 
-    def __call__(self, w: Tensor) -> Tensor:
-        w = self.steps.stacked(w)
-        return self._counted(w, *self.steps.oracle.gradient(w, *self.data))
+    def __call__(self, given: Tensor) -> Tensor:
+        w = self.steps.stacked(given)
+        gradient, losses = self.steps.oracle.gradient(w, *self.data)
+        self.known = given, version(given), losses
+        return self._counted(w, gradient, losses)
 
     def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
         w = self.steps.stacked(w)
@@ -158,7 +162,10 @@ class ManyGrad(Grad):
         decay = self.steps.objective.weight_decay
         return gradient.add_(w, alpha=decay) if decay else gradient
 
-    def loss(self, w: Tensor) -> Tensor:
-        w = self.steps.stacked(w)
-        value: Tensor = self.steps.oracle.value(w, *self.data)
+    def loss(self, given: Tensor) -> Tensor:
+        w = self.steps.stacked(given)
+        if self.known and self.known[0] is given and self.known[1] == version(given):
+            value = self.known[2]
+        else:
+            value = self.steps.oracle.value(w, *self.data)
         return (value + 0.5 * self.steps.objective.weight_decay * w.square().sum(-1)).unsqueeze(-1)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.dense_gradients import Dense, is_dense
 from fedkeel.core.flat import FlatModel, Layers
-from fedkeel.core.torch_private import add_each, backward, copy_each, subtract_each
+from fedkeel.core.torch_private import add_each, backward, copy_each, subtract_each, version
 
 if TYPE_CHECKING:
     from fedkeel.core.features import FrozenNet, Net, OwnLoss
@@ -131,7 +131,10 @@ class Grad(ABC):
 
     @abstractmethod
     def loss(self, w: Tensor) -> Tensor:
-        """The loss at w on the same mini-batch, weight decay included, [..., 1]."""
+        """The loss at w on the same mini-batch, weight decay included, [..., 1].
+
+        Right after a gradient at w it costs nothing: the forward pass of the gradient has computed it.
+        """
 
     @abstractmethod
     def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
@@ -284,15 +287,19 @@ class OneGrad(Grad):
 
     def __init__(self, steps: OneClient, x: Any, y: Tensor) -> None:
         self.steps, self.x, self.y, self.calls = steps, x, y, 0
+        self.known: tuple[Tensor, int | str, Tensor] | None = None  # a point, its version, the loss there
         dense = steps.workspace.dense
         self.dense = dense if dense and dense.takes(x, y) else None
 
     def __call__(self, w: Tensor) -> Tensor:
         flat, views = self.steps.workspace.gradient(self.calls)
         if self.dense:
-            self._count(self.dense.gradient(w, self.x, self.y, views))
+            loss = self.dense.gradient(w, self.x, self.y, views)
+            self._count(loss)
         else:
-            copy_each(views, self._pieces(w))
+            loss, grads = self._pieces(w)
+            copy_each(views, grads)
+        self.known = w, version(w), loss
         return self._decayed(flat, w)
 
     def plus(self, own: OwnLoss, w: Tensor, *frozen: Tensor, weight: float | Tensor = 1.0) -> Tensor:
@@ -306,7 +313,7 @@ class OneGrad(Grad):
             return output, (weight * term).reshape(())
 
         flat, views = self.steps.workspace.gradient(self.calls)
-        copy_each(views, self._pieces(w, look))
+        copy_each(views, self._pieces(w, look)[1])
         return self._decayed(flat, w)
 
     def _decayed(self, flat: Tensor, w: Tensor) -> Tensor:
@@ -320,7 +327,7 @@ class OneGrad(Grad):
         elif self.dense or objective.weight_decay or objective.clip:
             super().descend(w, lr)
         else:  # the same numbers, without copying the gradients into one flat vector
-            grads = self._pieces(w)
+            _, grads = self._pieces(w)  # binds the model to w
             subtract_each(model.bound_views, grads, alpha=lr)
 
     def _descend_all(self, w: Tensor, lr: float) -> None:
@@ -335,14 +342,17 @@ class OneGrad(Grad):
         for p, g in zip(own, parts[1:], strict=True):
             p.sub_(g.view(p.shape), alpha=lr)
 
-    def _pieces(self, w: Tensor, look: Callable[[], tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, ...]:
+    def _pieces(
+        self, w: Tensor, look: Callable[[], tuple[Tensor, Tensor]] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(loss, a gradient per parameter)."""
         # A step moves the normalisation statistics once, to the batch at its first point: others are not trained there.
         loss, grads = self.steps.backward(w, self.x, self.y, still=self.calls > 0, look=look)
         self._count(loss)
         if self.steps.objective.model.private:
             shared = len(self.steps.objective.model.parameters)
             grads, self.private = grads[:shared], grads[shared:]
-        return grads
+        return loss, grads
 
     def _count(self, loss: Tensor) -> None:
         """Counts the gradients of this step. The history gets the loss of the first one."""
@@ -351,13 +361,18 @@ class OneGrad(Grad):
         self.calls += 1
 
     def loss(self, w: Tensor) -> Tensor:
+        if self.known and self.known[0] is w and self.known[1] == version(w):
+            loss = self.known[2]
+        else:
+            loss = self._loss_of_batch(w)
+        return (loss + 0.5 * self.steps.objective.weight_decay * w.square().sum()).reshape(1)
+
+    def _loss_of_batch(self, w: Tensor) -> Tensor:
         from fedkeel.core.features import Net
 
         objective = self.steps.objective
         with objective.rounding():
             net = Net(objective.model, w)
             if objective.step is not None:
-                loss = net.step(objective.step, whole_batch(self.x, self.y))
-            else:
-                loss = objective.loss(net(self.x), self.y)
-        return (loss + 0.5 * objective.weight_decay * w.square().sum()).reshape(1)
+                return net.step(objective.step, whole_batch(self.x, self.y))
+            return objective.loss(net(self.x), self.y)

@@ -1,8 +1,8 @@
 """Everything that fedkeel uses of torch without a promise that it stays: private names, and aten's operators.
 
 Each has a public replacement, which is used if the installed torch does not have the private name. The choice is made once,
-when this module is imported. A replacement returns the same bits, and is slower for small models. One is the same only to
-rounding: `public_amsgrad`, since torch's kernel fuses its operations.
+when this module is imported. A replacement returns the same bits, and is slower for small models. Two are the same only to
+rounding, `public_amsgrad` and `public_adam`: torch's kernel fuses its operations.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ add_each: Callable[..., Any] = getattr(torch, "_foreach_add_", public_add_each)
 subtract_each: Callable[..., Any] = getattr(torch, "_foreach_sub_", public_subtract_each)
 
 
-# AMSGrad --------------------------------------------------------------------------------------------------------------
+# AMSGrad and Adam -----------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -98,6 +98,35 @@ def public_amsgrad(
 # m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;
 # v_hat <- max(v_hat, v);  w <- w - lr m / (sqrt(v_hat) + eps)
 amsgrad = private_amsgrad if hasattr(torch, "_fused_adam_") else public_amsgrad
+
+
+def private_adam(
+    w: Tensor, g: Tensor, m: Tensor, v: Tensor, count: Tensor, lr: float | Tensor, beta1: float, beta2: float, eps: float
+) -> None:
+    if isinstance(lr, Tensor) and not w.is_cpu:  # the kernels of other devices need a number, or a tensor in float32
+        public_adam(w, g, m, v, count, lr, beta1, beta2, eps)
+        return
+    rows = [z.unbind() if z.dim() > 1 else (z,) for z in (w, g, m, v)]
+    counts = count.expand(*w.shape[:-1], 1).reshape(-1).unbind()
+    fused: Any = torch._fused_adam_  # its type has no union of number and tensor
+    fused(
+        *rows, [], counts, lr=lr, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False, maximize=False
+    )
+
+
+def public_adam(
+    w: Tensor, g: Tensor, m: Tensor, v: Tensor, count: Tensor, lr: float | Tensor, beta1: float, beta2: float, eps: float
+) -> None:
+    m.lerp_(g, 1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    first, second = ((1 - torch.pow(beta, count.double())).to(w.dtype) for beta in (beta1, beta2))
+    w.sub_((m / first).div_((v / second).sqrt_().add_(eps)).mul_(lr))
+
+
+# m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;
+# w <- w - lr (m / (1 - beta1^count)) / (sqrt(v / (1 - beta2^count)) + eps)
+# count [1], or [S, 1] for w [S, d]; a tensor lr is float64 and has one number
+adam = private_adam if hasattr(torch, "_fused_adam_") else public_adam
 
 
 # Derivatives of single operations -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from fedkeel.core.hyperparameters import hp
 from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
-from fedkeel.rules.adam import adam_direction
+from fedkeel.rules.adam import adam_step
 
 
 class Server(NamedTuple):
@@ -80,8 +80,9 @@ class DiLoCo(Algorithm):
         a, b = (steps.copy(mem.a), steps.copy(mem.b)) if mem else (steps.zeros(), steps.zeros())
         for k, grad in enumerate(steps, start=1):
             n = mem.n + k if mem else k
-            u = adam_direction(a, b, steps.clip(grad(w)), (self.beta1, self.beta2), self.eps, n, n)
-            w.mul_(1 - self.lr * self.lam).sub_(u, alpha=self.lr)
+            g = steps.clip(grad(w))
+            w.mul_(1 - self.lr * self.lam)
+            adam_step(w, g, a, b, self.lr, (self.beta1, self.beta2), self.eps, n)
         return Up(dx=w - down.x), Client(a=a, b=b, n=mem.n + steps.K) if mem else None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

@@ -88,10 +88,11 @@ class FAdamET(Algorithm):
         for grad in steps:
             moments.descend(w, steps.clip(grad(w)), self.lr, self.eps)  # lines 13-17
             w.sub_(drift, alpha=self.lr)
-        y_new = (down.x - w) / (steps.K * self.lr) - drift  # line 21
+        dx = w - down.x
+        y_new = torch.add(drift, dx, alpha=1 / (steps.K * self.lr)).neg_()  # line 21: -dx / (K eta) - drift
         dy = y_new.sub_(mem.y).mul_(steps.drawn.tracks)
         v_hat = moments.v_hat if self.persist_vhat else mem.v_hat
-        return Up(dx=w - down.x, dy=dy), Client(y=mem.y + dy, v=moments.v, v_hat=v_hat)
+        return Up(dx=dx, dy=dy), Client(y=mem.y + dy, v=moments.v, v_hat=v_hat)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
         return Server(x=s.x + self.server_lr * r.avg(up.dx), y=s.y + r.share(up.dy))

@@ -12,7 +12,7 @@ from fedkeel.core.hyperparameters import hp
 from fedkeel.core.ranges import NotNegative
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
-from fedkeel.rules.adam import adam_direction
+from fedkeel.rules.adam import adam_step
 
 
 class Server(NamedTuple):
@@ -72,8 +72,8 @@ class FedAdamW(Algorithm):
         v = steps.copy(steps.layers.spread(down.v))
         for k, grad in enumerate(steps, start=1):
             g = steps.clip(grad(w))
-            u = adam_direction(m, v, g, (self.beta1, self.beta2), self.eps, k, down.n + k)
-            w.sub_(u.add_(down.D, alpha=self.alpha).add_(w, alpha=self.lam), alpha=self.lr)
+            w.mul_(1 - self.lr * self.lam).sub_(down.D, alpha=self.lr * self.alpha)
+            adam_step(w, g, m, v, self.lr, (self.beta1, self.beta2), self.eps, down.n + k, first=k)
         return Up(dx=w - down.x, v=steps.layers.means(v)), None
 
     def server(self, s: Server, up: Up, r: Round) -> Server:

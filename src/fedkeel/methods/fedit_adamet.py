@@ -68,8 +68,9 @@ class FedITAdamET(Algorithm):
         for grad in steps:
             moments.descend(w, steps.clip(grad(w)), self.lr, self.eps)  # lines 13-17
             w.sub_(drift, alpha=self.lr)
-        y_new = (down.x - w) / (steps.K * self.lr) - drift  # line 21
-        return Up(dx=w - down.x, dy=y_new - mem.y), Client(y=y_new, v=moments.v)
+        dx = w - down.x
+        y_new = torch.add(drift, dx, alpha=1 / (steps.K * self.lr)).neg_()  # line 21: -dx / (K eta) - drift
+        return Up(dx=dx, dy=y_new - mem.y), Client(y=y_new, v=moments.v)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
         return Server(x=s.x + self.server_lr * r.avg(up.dx), y=s.y + r.share(up.dy))

@@ -10,7 +10,7 @@ from fedkeel.core.algorithm import Algorithm, algorithm
 from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import Round
 from fedkeel.core.steps import Steps
-from fedkeel.rules.adam import adam_direction
+from fedkeel.rules.adam import adam_step
 from fedkeel.rules.muon import in_matrices, muon_direction
 
 
@@ -73,7 +73,8 @@ class FedMuon(Algorithm):
             g = steps.clip(grad(w))
             M.lerp_(g * matrix, 1 - self.beta)
             U = muon_direction(torch.lerp(M, g, 1 - self.beta), steps.layers, self.ns_steps, self.scale)
-            adam = adam_direction(a, b, g, (self.beta1, self.beta2), self.eps, k, k)
+            adam = torch.zeros_like(w)
+            adam_step(adam, g, a, b, -1.0, (self.beta1, self.beta2), self.eps, k)
             u = torch.where(matrix > 0, U, adam).add_(w, alpha=self.wd)
             w.sub_(size * u).sub_(down.D, alpha=self.lr * self.alpha)
         return Up(dx=w - down.x, M=M), None

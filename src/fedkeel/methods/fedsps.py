@@ -34,7 +34,7 @@ class FedSPS(Algorithm):
     """FedAvg in which every local step takes its length from the loss: (F - l_star) / (c ||g||^2), at most eta_b.
 
     Prefer it when step sizes cannot be tuned and the model can fit all data, so that the best loss is about 0. With a best
-    loss well above l_star the steps stay long and the result noisy; a step costs one more forward pass.
+    loss well above l_star the steps stay long and the result noisy.
 
     Differs from other methods here: lr_decay has no effect, and a zero gradient takes the step eta_b.
     UNCONFIRMED: c; reviews of the paper support l_star = 0 and eta_b = 1.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.steps import Steps
-from fedkeel.core.torch_private import amsgrad
+from fedkeel.core.torch_private import adam, amsgrad
 
 
 @dataclass
@@ -24,7 +24,8 @@ class Adam:
     @classmethod
     def start(cls, steps: Steps, v: Tensor, beta1: float, beta2: float) -> Adam:
         """m = 0 and v = v_hat = the given v."""
-        return cls(steps.zeros(), steps.copy(v), steps.copy(v), beta1, beta2)
+        own = steps.copy(v)
+        return cls(steps.zeros(), own, steps.copy(own), beta1, beta2)  # what was just written is still in the cache
 
     def descend(self, w: Tensor, g: Tensor, lr: float, eps: float = 0.0) -> None:
         """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  v_hat <- max(v_hat, v);
@@ -35,25 +36,27 @@ class Adam:
         amsgrad(w, g, self.m, self.v, self.v_hat, lr, self.beta1, self.beta2, eps)
 
 
-def adam_direction(
-    m: Tensor, v: Tensor, g: Tensor, betas: tuple[float, float], eps: float, first: float | Tensor, second: float | Tensor
-) -> Tensor:
-    """Adam's direction with bias correction, [..., d]. It updates the moments m and v in place.
+def adam_step(
+    w: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    count: float | Tensor,
+    first: int | None = None,
+) -> None:
+    """A step of Adam with bias correction. It changes w, m and v [..., d] in place.
 
     m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;
-    the result is (m / (1 - beta1^first)) / (sqrt(v / (1 - beta2^second)) + eps)
+    w <- w - lr (m / (1 - beta1^first)) / (sqrt(v / (1 - beta2^count)) + eps)
 
-    first, second: how many gradients m and v have seen, this one included; a number or [..., 1].
+    count: how many gradients the moments have seen, this one included; a number or [..., 1].
+    first: the same for m alone, if v has seen more; then `count` has one number.
     """
-    beta1, beta2 = betas
-    m.lerp_(g, 1 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    root = (v / _weight(beta2, second)).sqrt_().add_(eps)
-    return (m / _weight(beta1, first)).div_(root)
-
-
-def _weight(beta: float, count: float | Tensor) -> float | Tensor:
-    """1 - beta^count. float32 would lose digits of it while the count is small."""
-    if isinstance(count, Tensor):
-        return (1 - torch.pow(beta, count.double())).to(count.dtype)
-    return float(1 - beta**count)
+    seen = count if isinstance(count, Tensor) else w.new_full((1,), count)
+    step: float | Tensor = lr
+    if first is not None:  # torch's kernel corrects both moments by `count`
+        step = lr / (1 - betas[0] ** first) * (1 - torch.pow(betas[0], seen.double()))
+    adam(w, g, m, v, seen, step, *betas, eps)
