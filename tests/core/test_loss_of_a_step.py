@@ -38,13 +38,13 @@ def steps_of(net: str, many: bool) -> tuple[Steps, Tensor, list[int]]:
         return call
 
     if not many:
-        one = OneClient(objective, 0, [(x, y)], lambda: [], Workspace(objective))
+        one = OneClient(objective, 0, [(x, y)], list, Workspace(objective))
         objective.loss = counted(objective.loss)
         return one, w, calls
     oracle = ManyOracle(objective)
     oracle.value = counted(oracle.value)  # type: ignore[method-assign]
     batch = x.expand(2, 4, 6), y.expand(2, 4), torch.full((2, 4), 0.25)
-    return ManyClients(objective, 0, oracle, 2, [batch], lambda: []), torch.stack([w, w + 0.1]), calls
+    return ManyClients(objective, 0, oracle, 2, [batch], list), torch.stack([w, w + 0.1]), calls
 
 
 @pytest.mark.parametrize("net", NETS)

@@ -109,9 +109,7 @@ def private_adam(
     rows = [z.unbind() if z.dim() > 1 else (z,) for z in (w, g, m, v)]
     counts = count.expand(*w.shape[:-1], 1).reshape(-1).unbind()
     fused: Any = torch._fused_adam_  # its type has no union of number and tensor
-    fused(
-        *rows, [], counts, lr=lr, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False, maximize=False
-    )
+    fused(*rows, [], counts, lr=lr, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False, maximize=False)
 
 
 def public_adam(
