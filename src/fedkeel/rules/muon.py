@@ -32,16 +32,22 @@ def newton_schulz(M: Tensor, iterations: int) -> Tensor:
 def _polynomial(square: Tensor, iterations: int) -> Tensor:
     """The matrix P with X after all steps = P X, from X X' [..., r, r].
 
-    A step multiplies X from the left by Y = A + B X X' + C (X X')^2. All these matrices are polynomials of the first X X', so
-    they commute, and the next X X' is Y^2 X X'. Only small square matrices are multiplied, whatever the width of X.
+    A step multiplies X from the left by Y = A + B X X' + C (X X')^2. So the next X X' is Y X X' Y. Only small square
+    matrices are multiplied, whatever the width of X.
     """
-    for k in range(iterations):
-        Y = B * square + C * square @ square
-        Y.diagonal(dim1=-2, dim2=-1).add_(A)
-        P = Y @ P if k else Y
-        if k + 1 < iterations:
-            square = Y @ square @ Y
+    Y = P = _factor(square)
+    for _ in range(iterations - 1):
+        square = Y @ square @ Y
+        Y = _factor(square)
+        P = Y @ P
     return P
+
+
+def _factor(square: Tensor) -> Tensor:
+    """Y of one step."""
+    Y = B * square + C * square @ square
+    Y.diagonal(dim1=-2, dim2=-1).add_(A)
+    return Y
 
 
 def in_matrices(layers: Layers, like: Tensor) -> Tensor:
