@@ -12,8 +12,8 @@ from scipy import stats
 import fedkeel as fk
 from fedkeel.channel import validity
 from fedkeel.channel.accounting import NONE, POISSON, REPLACE, Accountant, Sampling, noise_for
-from fedkeel.channel.compression import Link
 from fedkeel.channel.draws import generator
+from fedkeel.channel.link import Link
 from fedkeel.channel.words import as_text, conditions
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import exchanges_of

@@ -7,7 +7,7 @@ robust rule makes or that carry noise. A server step that needs only sums gets n
 from __future__ import annotations
 
 import math
-from collections import namedtuple
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +20,16 @@ from fedkeel.channel import privacy as private
 from fedkeel.channel.accounting import Accountant, Sampling, noise_for
 from fedkeel.channel.aggregation import Aggregation, Mean, inner_products
 from fedkeel.channel.attacks import Attack, flipped
-from fedkeel.channel.compression import Link
 from fedkeel.channel.draws import generator
+from fedkeel.channel.feedback import draws, nothing_kept
+from fedkeel.channel.link import Link
 from fedkeel.channel.privacy import Privacy
 from fedkeel.channel.sizes import Links, record_bytes, upload_bytes
 from fedkeel.channel.validity import never_negative
 from fedkeel.channel.words import conditions
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.flat import Layers
-from fedkeel.core.records import exchanges_of, trial_upload
+from fedkeel.core.records import exchanges_of
 from fedkeel.core.round import Round, weighted_sum
 from fedkeel.core.sums import Sum, SumsOnlyRound, sealed
 
@@ -87,14 +88,18 @@ class Channel:
         sampling: Sampling,
         schedule: Callable[[], Sequence[Sequence[int]]],
         samples: Sequence[int] | np.ndarray,
+        remote: bool = False,
     ) -> None:
         """sampling: how the clients of a round are chosen.  schedule: the clients of all rounds, if they must be counted.
-        samples: of every client."""
+        samples: of every client.  remote: clients are on other machines, so they compress and add noise themselves."""
+        self.remote = remote
+        # Clients on other machines know the seed of the run, so the noise needs one that they do not know.
+        self.noise_seed = secrets.randbits(56) if remote else seed
         self.weights = private.capped(samples, what.privacy)  # [N]
         self.what, self.algo, self.seed, self.d, self.sampling = what, algo, seed, sum(layers.sizes), sampling
         self.attackers = set(what.attack.attackers(seed, sampling.N)) if what.attack else set()
         self.not_negative = {stage: never_negative(algo, stage) for stage in exchanges_of(algo)}
-        self.residual: Any = None if what.uplink is None else self._no_residual(layers, dtype)
+        self.residual: Any = None if what.uplink is None else nothing_kept(algo, layers, dtype)
         self.residuals: dict[int, Any] = {}  # client -> the record of what it could not send
         self.clips: dict[str, float] = {}  # exchange -> the clip, if it follows a quantile
         if what.privacy is not None:
@@ -173,13 +178,15 @@ class Channel:
         planned: the clients that were to take part.
         """
         changed = self._attacked(stage, up, r)
-        kept = self._compressed(stage, up, r) if self.what.uplink and stage != "warmup" else {}
-        if changed or kept:
+        packed = self.what.uplink is not None and stage != "warmup"
+        kept = self._compressed(stage, up, r) if packed and not self.remote else {}
+        if changed or packed:
             for name in self.not_negative[stage] & set(self._vectors(up)):
                 getattr(up, name).clamp_(min=0)
         privacy, rule = self.what.privacy, self.what.aggregation
         if privacy is not None and privacy.where == "client":
-            self._noisy_uploads(privacy, stage, up, r)
+            if not self.remote:
+                self._noisy_uploads(privacy, stage, up, r)
             privacy = None
         if privacy is not None:
             total = self._noisy_sums(privacy, stage, planned, up, r)
@@ -208,34 +215,30 @@ class Channel:
 
     # Compression ----------------------------------------------------------------------------------------------------
 
-    def _no_residual(self, layers: Layers, dtype: torch.dtype) -> Any:
-        """The record of a client that has sent everything: zeros for every vector of every exchange."""
-        fields = {}
-        for stage in [stage for stage in exchanges_of(self.algo) if stage != "warmup"]:
-            for name, z in trial_upload(self.algo, stage, layers, dtype)._asdict().items():
-                if z.shape == (self.d,):
-                    fields[f"{stage}_{name}"] = torch.zeros_like(z, device="cpu")
-        return namedtuple("NotSent", list(fields))(**fields) if fields else None
-
     def _compressed(self, stage: str, up: Any, r: Round) -> dict[int, Any]:
         """Replaces vectors by what arrives. Returns what each client could not send."""
         ids, uplink = r.ids.tolist(), self.what.uplink
         assert uplink is not None
         if self.residual is None or not ids:
             return {}
-        before = [self.residuals.get(client, self.residual) for client in ids]
-        after: dict[str, Tensor] = {}
+        kept = {client: self.residuals.get(client, self.residual) for client in ids}
         for name in self._vectors(up):
-            z, key = getattr(up, name), f"{stage}_{name}"
-            z += torch.stack([getattr(record, key) for record in before]).to(z.device)
-            rngs = [generator(self.seed, "uplink", r.t, stage, name, client) for client in ids]
-            arrived = uplink.send(z, rngs)
-            after[key] = (z - arrived).cpu()
-            z.copy_(arrived)
-        return {
-            client: record._replace(**{key: z[row].clone() for key, z in after.items()})
-            for row, (client, record) in enumerate(zip(ids, before, strict=True))
-        }
+            z, key, rows = getattr(up, name), f"{stage}_{name}", self._senders(name, r)
+            mine = [ids[row] for row in rows]
+            whole = z if len(rows) == len(ids) else z[rows]
+            for v, client in zip(whole, mine, strict=True):
+                v += getattr(kept[client], key).to(z.device)
+            arrived = uplink.send(whole, [draws(self.seed, r.t, stage, name, client) for client in mine])
+            whole -= arrived
+            kept |= {client: kept[client]._replace(**{key: v.cpu().clone()}) for client, v in zip(mine, whole, strict=True)}
+            z[rows] = arrived
+        return kept
+
+    def _senders(self, field: str, r: Round) -> list[int]:
+        """The rows of the clients that send a field. Only clients with the role `tracks` send tracked fields."""
+        if field not in self.algo.facts.tracked:
+            return list(range(r.S))
+        return [row for row, tracks in enumerate(r.drawn.tracks.tolist()) if tracks]
 
     # Sums -----------------------------------------------------------------------------------------------------------
 
@@ -272,7 +275,7 @@ class Channel:
             of_count = count / COUNT_NOISE
             noise = private.noise_of_updates(noise, of_count) if noise else 0.0
             drawn = private.normal(
-                torch.zeros(1, dtype=torch.float64), of_count if noise else 0.0, self.seed, *purpose, "count"
+                torch.zeros(1, dtype=torch.float64), of_count if noise else 0.0, self.noise_seed, *purpose, "count"
             )
             self.clips[stage] = private.next_clip(clip, lengths <= clip, int(count), float(drawn), privacy)
         one = {"avg": self.sampling.N / (count * all_weights), "share": 1 / all_weights}
@@ -284,7 +287,7 @@ class Channel:
             found = weighted_sum((scale * one[kind]).to(z.device), z)
             if noise:
                 deviation = noise * clip * privacy.scale_of(field)
-                found.add_(private.normal(found, deviation, self.seed, *purpose, field), alpha=one[kind])
+                found.add_(private.normal(found, deviation, self.noise_seed, *purpose, field), alpha=one[kind])
                 if field in self.not_negative[stage]:
                     found.clamp_(min=0)
             return found
@@ -293,16 +296,10 @@ class Channel:
 
     def _noisy_uploads(self, privacy: Privacy, stage: str, up: Any, r: Round) -> None:
         """Every client clips its upload and adds noise to it."""
-        scale = private.factors(private.norms(up._asdict(), privacy), privacy.clip)
-        for name, z in up._asdict().items():
-            for row, client in enumerate(r.ids.tolist()):
-                if float(scale[row]) < 1:
-                    z[row].mul_(float(scale[row]))
-                if self.noise:
-                    deviation = self.noise * privacy.clip * privacy.scale_of(name)
-                    z[row].add_(private.normal(z[row], deviation, self.seed, r.t, stage, name, client))
-            if self.noise and name in self.not_negative[stage]:
-                z.clamp_(min=0)
+        sent = {name: set(self._senders(name, r)) for name in up._fields}
+        for row, client in enumerate(r.ids.tolist()):
+            mine = {name: z[row] for name, z in up._asdict().items() if row in sent[name]}
+            private.protect(mine, privacy, self.noise, self.not_negative[stage], (self.seed, r.t, stage, client))
 
     # State ----------------------------------------------------------------------------------------------------------
 
@@ -311,6 +308,7 @@ class Channel:
         state: dict[str, Any] = {}
         if self.what.privacy is not None:
             state |= {"noise": self.noise, "clips": self.clips, "spent": self.accountant.state()}
+            state |= {"noise_seed": self.noise_seed} if self.remote else {}
         if self.residuals:
             state["clients"] = list(self.residuals)
             rows = zip(*self.residuals.values(), strict=True)
@@ -330,5 +328,6 @@ class Channel:
                 f"resume: the noise of privacy is {self.noise:g} now, but {saved['noise']:g} in the checkpoint; with "
                 "epsilon it follows from rounds, which must stay as they were"
             )
+        self.noise_seed = saved.get("noise_seed", self.noise_seed)
         self.clips = saved["clips"]
         self.accountant.restore(saved["spent"])

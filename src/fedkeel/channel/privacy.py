@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,29 @@ def normal(like: Tensor, deviation: float, seed: int, *purpose: object) -> Tenso
     """Normal noise with the shape of `like`."""
     drawn = torch.randn(like.shape, generator=generator(seed, "privacy", *purpose), dtype=like.dtype)
     return drawn.mul_(deviation).to(like.device)
+
+
+def protect(
+    up: Mapping[str, Tensor],
+    privacy: Privacy,
+    noise: float,
+    not_negative: Collection[str],
+    purpose: tuple[int, int, str, int],
+) -> None:
+    """A client clips its upload and adds noise to it, in place.
+
+    not_negative: fields that noise must not make negative.  purpose: seed, round, exchange and client.
+    """
+    seed, *rest, client = purpose
+    scale = float(factors(norms({name: z[None] for name, z in up.items()}, privacy), privacy.clip))
+    for name, z in up.items():
+        if scale < 1:
+            z.mul_(scale)
+        if noise:
+            deviation = noise * privacy.clip * privacy.scale_of(name)
+            z.add_(normal(z, deviation, seed, *rest, name, client))
+            if name in not_negative:
+                z.clamp_(min=0)
 
 
 def noise_of_updates(noise: float, of_counts: float) -> float:

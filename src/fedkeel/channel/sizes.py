@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedkeel.channel.compression import Link
+    from fedkeel.channel.link import Link
     from fedkeel.core.algorithm import Algorithm
     from fedkeel.core.round import Round
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedkeel.core.records import Record
 from fedkeel.deploy.errors import InvalidMessage
 
+PACKED = "packed"  # the dtype of compressed vectors
 RAW = "fedkeel.raw.1"  # the storage type of our arrays: little-endian numbers in C order
 DTYPES = {
     str(z).removeprefix("torch."): z for z in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
@@ -53,22 +55,40 @@ def to_tensor(array: Array, like: Tensor, name: str) -> Tensor:
     return z.to(like.device, copy=True)
 
 
-def to_arrays(record: Record, without: Sequence[str] = ()) -> ArrayRecord:
-    """The fields of a record as an ArrayRecord, without empty tensors: Flower has no arrays without bytes."""
-    fields = record._asdict().items()
-    return ArrayRecord({name: to_array(z) for name, z in fields if z.numel() and name not in without})
+def packed_array(data: bytes) -> Array:
+    """A compressed vector: its bytes as they travel."""
+    return Array(dtype=PACKED, shape=(len(data),), stype=RAW, data=data)
 
 
-def to_record(arrays: Mapping[str, Array], like: Record, without: Sequence[str] = ()) -> Record:
+def to_arrays(
+    record: Record, without: Sequence[str] = (), packed: Mapping[str, bytes] = MappingProxyType({})
+) -> ArrayRecord:
+    """The fields of a record as an ArrayRecord, without empty tensors: Flower has no arrays without bytes.
+
+    packed: the bytes of the fields that are compressed.
+    """
+    fields = {name: z for name, z in record._asdict().items() if z.numel() and name not in without}
+    return ArrayRecord({name: packed_array(packed[name]) if name in packed else to_array(z) for name, z in fields.items()})
+
+
+def to_record(
+    arrays: Mapping[str, Array],
+    like: Record,
+    without: Sequence[str] = (),
+    unpacked: Mapping[str, Tensor] = MappingProxyType({}),
+) -> Record:
     """The record in an ArrayRecord. It must have the fields of `like`.
 
-    without: fields that do not travel. They become zero.
+    without: fields that do not travel. They become zero.  unpacked: the fields that were compressed.
     """
     fields = like._asdict()
     expected = {name for name, z in fields.items() if z.numel() and name not in without}
     if set(arrays) != expected:
         raise InvalidMessage(f"it has the fields {sorted(arrays)[:8]}, not {sorted(expected)}")
-    values = [to_tensor(arrays[name], z, name) if name in expected else torch.zeros_like(z) for name, z in fields.items()]
+    values = [
+        unpacked[name] if name in unpacked else to_tensor(arrays[name], z, name) if name in expected else torch.zeros_like(z)
+        for name, z in fields.items()
+    ]
     return type(like)(*values)
 
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+import torch
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedkeel.core.algorithm import SERVER_HOOKS, Algorithm, make
@@ -15,6 +16,7 @@ from fedkeel.core.records import Record
 from fedkeel.core.steps import Step
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.arrays import arrays_of, to_arrays, to_record
+from fedkeel.deploy.client_channel import unpacked_upload
 from fedkeel.deploy.client_memory import ClientMemory
 from fedkeel.deploy.errors import InvalidMessage, WrongClient, WrongNodeConfig, error_reply
 from fedkeel.deploy.local_data import as_federation
@@ -66,45 +68,59 @@ class MessageHandler:
         if request.stage not in SERVER_HOOKS:
             raise InvalidMessage(f"stage = {request.stage[:20]!r} is not a request of fedkeel")
         run = self._prepared(request.task)
-        down = to_record(arrays_of(content, "down"), run.down)
+        down = _received(run, arrays_of(content, "down"))
         buffers = _buffers(run, content)
-        memory = mem = None
-        if run.initial is not None:
-            memory = ClientMemory(context, request.run, client, run.initial)
-            mem = memory.read(request.base)
-        fresh = memory is not None and mem is None
-        fed = self._data_of(client, context)
-        result = _local_work(run, request, fed, down, buffers, run.initial if fresh else mem)
+        memory = kept = None
+        if run.kept is not None:
+            memory = ClientMemory(context, request.run, client, run.kept)
+            kept = memory.read(request.base)
+        fresh = memory is not None and kept is None
+        kept = run.kept if fresh else kept
+        mem, left = (kept, None) if run.channel is None else run.channel.split(kept, run.initial)
+        result = _local_work(run, request, self._data_of(client, context), down, buffers, mem)
+        content, left = self._content(run, request, result, fresh, left)
         if memory:
-            memory.write(request.base, request.record, result.mem)
-        return self._content(run, request, result, fresh)
+            memory.write(request.base, request.record, run.channel.joined(result.mem, left) if run.channel else result.mem)
+        return content
 
     def _score(self, content: RecordDict, context: Context) -> RecordDict:
         request = ScoreRequest.read(content)
         client = _addressed(request, context)
-        if not self.sends_loss:
-            raise InvalidMessage("this site adds noise to what it sends; scores have none, so it does not send them")
         run = self._prepared(request.task)
+        if not self._sends_loss(run):
+            raise InvalidMessage("this site adds noise to what it sends; scores have none, so it does not send them")
         x = to_record(arrays_of(content, "model"), GlobalModel(run.down.x)).x
-        memory = ClientMemory(context, request.run, client, run.initial) if run.initial is not None else None
+        memory = ClientMemory(context, request.run, client, run.kept) if run.kept is not None else None
         mem = None if memory is None else memory.read(request.base)
+        if mem is not None and run.channel is not None:
+            mem, _ = run.channel.split(mem, run.initial)
         scores = score(run, request, self._data_of(client, context), x, _buffers(run, content), mem)
         return RecordDict({FIELDS: scores.to_config()})
 
-    def _content(self, run: PreparedRun, request: TrainRequest, result: ClientResult, fresh: bool) -> RecordDict:
+    def _content(
+        self, run: PreparedRun, request: TrainRequest, result: ClientResult, fresh: bool, left: Any
+    ) -> tuple[RecordDict, Any]:
+        """The reply, and what the client could not send. left: what it could not send before."""
         reply = TrainReply(
             run=request.run,
             stage=request.stage,
             round=request.round,
             client=request.client,
-            loss=result.loss if self.sends_loss else float("nan"),
+            loss=result.loss if self._sends_loss(run) else float("nan"),
             fresh=fresh,
         )
         without = fields_not_sent(run.method, json.loads(request.drawn))
-        content = RecordDict({FIELDS: reply.to_config(), "up": to_arrays(result.up, without)})
+        up = result.up
+        packed: dict[str, bytes] = {}
+        if run.channel is not None:
+            up, packed, left = run.channel.sent(request, run.settings.seed, up, left, without)
+        content = RecordDict({FIELDS: reply.to_config(), "up": to_arrays(up, without, packed)})
         if not run.private:
             content["buffers"] = to_arrays(PrivateLayers(result.buffers))
-        return content
+        return content, left
+
+    def _sends_loss(self, run: PreparedRun) -> bool:
+        return self.sends_loss and (run.channel is None or run.channel.privacy is None)
 
     def _data_of(self, client: int, context: Context) -> Federation:
         if client not in self.data:
@@ -116,6 +132,13 @@ class MessageHandler:
             run = prepare_run(RunSettings.from_json(settings), self.model, self.method, self.loss, self.device, self.step)
             self.prepared = {settings: run}
         return self.prepared[settings]
+
+
+def _received(run: PreparedRun, arrays: ArrayRecord) -> Record:
+    """What the server sends."""
+    link = run.channel.downlink if run.channel is not None else None
+    unpacked = unpacked_upload(arrays, run.down, link, lambda name: torch.Generator()) if link is not None else {}
+    return to_record(arrays, run.down, unpacked=unpacked)
 
 
 def _addressed(request: TrainRequest | ScoreRequest, context: Context) -> int:

@@ -129,6 +129,9 @@ class RunSettings:
     memory_format: str  # of the model; it decides about the order of the numbers in all vectors
     precision: str | None
     validation: float  # part of a client's samples that it holds out
+    uplink: str | None  # how clients compress their uploads
+    downlink: str | None  # how the server compresses what it sends
+    privacy: str | None  # how clients clip their uploads and add noise to them
     start: str  # hash of a new client's record, which may contain the initial model: all must have the same
 
     def to_json(self) -> str:

@@ -15,6 +15,7 @@ from fedkeel.core.records import Record, down_record
 from fedkeel.core.steps import Objective, Step
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.arrays import DTYPES, record_digest
+from fedkeel.deploy.client_channel import ClientChannel
 from fedkeel.deploy.errors import InvalidMessage
 from fedkeel.deploy.messages import RunSettings
 from fedkeel.engine.client_work import ClientWork, PrivateLayers
@@ -31,7 +32,13 @@ class PreparedRun:
     initial: Record | None  # the record of a new client
     down: Record  # has the shapes and dtypes of what the server sends
     buffers: Tensor  # [b] of a new model
+    channel: ClientChannel | None  # what happens to uploads before they leave
     parts: dict[int, HeldOut] = field(default_factory=dict)  # by client, if the run has validation data
+
+    @property
+    def kept(self) -> Record | None:
+        """What a new client keeps: its record, and what it could not send."""
+        return self.initial if self.channel is None else self.channel.whole_record(self.initial)
 
     @property
     def private(self) -> bool:
@@ -80,4 +87,5 @@ def prepare_run(
             "both sides must make the model with the same function and the same version of torch"
         )
     goal = objective(flat, loss, settings.weight_decay, settings.clip, settings.precision, step)
-    return PreparedRun(settings, method, goal, initial, down_record(method, server), flat.read_buffers())
+    channel = ClientChannel.read(settings, method, flat)
+    return PreparedRun(settings, method, goal, initial, down_record(method, server), flat.read_buffers(), channel)

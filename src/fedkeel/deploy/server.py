@@ -61,6 +61,7 @@ def serve(
     run_name = _resumed_run(out, nodes) or _new_run(out, nodes, patience)
     min_clients = settings.get("min_clients", 1)
     validation = settings.get("validation", 0.0)
+    timeout = min(timeout, settings.get("deadline") or timeout)
     supernodes = SuperNodes(grid, nodes, run_name, timeout, patience, min_clients, limits, validation, log)
     rounds = settings["rounds"]
     result = train(

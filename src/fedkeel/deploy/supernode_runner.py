@@ -19,10 +19,14 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedkeel.channel.channel import Channel
+from fedkeel.channel.feedback import draws
+from fedkeel.channel.sizes import NO_LINKS, record_bytes
 from fedkeel.core.algorithm import SERVER_HOOKS
 from fedkeel.core.ranges import check_ranges
 from fedkeel.core.records import Record, check_finite, trial_upload
 from fedkeel.deploy.arrays import arrays_of, count_bytes, dtype_name, record_digest, to_arrays, to_record
+from fedkeel.deploy.client_channel import at_clients, packed_down, unpacked_upload
 from fedkeel.deploy.errors import WRONG_CLIENT, ClientFailed, InvalidMessage
 from fedkeel.deploy.limits import Limits
 from fedkeel.deploy.messages import FIELDS, NEW, RunSettings, TrainReply, TrainRequest, fields_not_sent
@@ -50,6 +54,7 @@ class SuperNodes:
     validation: float  # part of its samples that every client holds out
     log: Callable[[str], None]
     name: str = "flower"
+    channel: Channel | None = None  # of the run; the round loop sets it
 
     def __post_init__(self) -> None:
         self.store = RecordNumbers()
@@ -70,8 +75,11 @@ class SuperNodeRunner:
     """Runs the exchanges of a run, one after the other."""
 
     def __init__(self, supernodes: SuperNodes, work: ClientWork, initial: Record | None) -> None:
-        self.supernodes, self.work, self.keeps_records = supernodes, work, initial is not None
-        self.settings = run_settings(work, supernodes.validation, record_digest(initial)).to_json()
+        what = supernodes.channel.what if supernodes.channel is not None else None
+        self.links = NO_LINKS if what is None else what.links
+        self.supernodes, self.work = supernodes, work
+        self.keeps_records = initial is not None or self.links.uplink is not None
+        self.settings = run_settings(work, supernodes.validation, record_digest(initial), supernodes.channel).to_json()
         self.row: dict[str, Any] = {}  # entries for the round's row in metrics.jsonl
         self.t: int | None = None
 
@@ -121,9 +129,12 @@ class MessageExchange:
         self.largest = runner.supernodes.limits.largest
         self.missing = set(range(S))  # positions of clients without a valid reply
         self.private = bool(model.private)
-        self.down = to_arrays(exchange.down)  # the same object for all clients, so Flower uploads its bytes once
+        links, self.uplink = runner.links, None if exchange.stage == "warmup" else runner.links.uplink
+        self.down = to_arrays(
+            exchange.down, packed=packed_down(exchange.down, links.downlink)
+        )  # the same object for all clients, so Flower uploads its bytes once
         self.buffers = None if self.private else to_arrays(PrivateLayers(exchange.buffers))
-        self.most_bytes = sum(z.nbytes for z in (*self.like, exchange.buffers))  # of the tensors in a reply
+        self.most_bytes = record_bytes(self.like, self.uplink) + exchange.buffers.nbytes  # of the tensors in a reply
 
     def ask_missing(self) -> None:
         """Sends a request to every client without a valid reply, and waits for the replies."""
@@ -185,7 +196,11 @@ class MessageExchange:
         if abs(fields.loss) > self.largest:  # NaN is allowed: a site may keep its loss for itself
             raise InvalidMessage(f"its loss is {fields.loss:.3g}; at most {self.largest:g} is allowed")
         without = fields_not_sent(self.runner.work.algo, self.exchange.roles(position))
-        up = to_record(arrays_of(content, "up"), self.like, without)
+        arrays, unpacked = arrays_of(content, "up"), {}
+        if self.uplink is not None:
+            drawn = (self.runner.work.seed, self.exchange.t, self.exchange.stage)
+            unpacked = unpacked_upload(arrays, self.like, self.uplink, lambda name: draws(*drawn, name, request.client))
+        up = to_record(arrays, self.like, without, unpacked)
         check_finite(up)
         check_ranges(up)
         self._check_size(up)
@@ -243,7 +258,7 @@ class MessageExchange:
         return buffers
 
 
-def run_settings(work: ClientWork, validation: float, start: str) -> RunSettings:
+def run_settings(work: ClientWork, validation: float, start: str, channel: Channel | None) -> RunSettings:
     return RunSettings(
         algorithm=work.algo.name,
         hyperparameters=dataclasses.asdict(work.algo),  # type: ignore[call-overload]
@@ -257,6 +272,7 @@ def run_settings(work: ClientWork, validation: float, start: str) -> RunSettings
         precision=work.objective.precision,
         validation=validation,
         start=start,
+        **at_clients(channel),
     )
 
 

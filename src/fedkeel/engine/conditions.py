@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.channel import validity
 from fedkeel.channel.accounting import NONE, POISSON, REPLACE, Accountant, Sampling
 from fedkeel.channel.channel import Channel, Conditions
-from fedkeel.channel.compression import check_downlink, check_order
+from fedkeel.channel.link import check_downlink, check_order
 from fedkeel.channel.words import MODULES, conditions
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.flat import FlatModel
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 def check_conditions(settings: Settings, algo: Algorithm, remote: bool) -> None:
     """Refuses conditions that are not valid for the method, or not together. remote: the clients are on other machines."""
-    if remote:
-        for name in ("privacy", "uplink", "attack"):
-            if (value := getattr(settings, name)) is not None:
-                raise ValueError(f"{name} = {value!r} is not allowed in a deployed run; it is for simulations")
+    if remote and settings.attack is not None:
+        raise ValueError(f"attack = {settings.attack!r} is not allowed in a deployed run; it is for simulations")
     privacy: Any = next(iter(conditions("privacy", settings.privacy)), None)
     rule: Any = next(iter(conditions("aggregation", settings.aggregation)))
     check_order(conditions("uplink", settings.uplink))
@@ -75,8 +73,8 @@ def sampling_of(settings: Settings, N: int, where: str) -> Sampling:
     return Sampling(REPLACE, N, S) if isinstance(presence, Uniform) and S < N else Sampling(NONE, N)
 
 
-def open_channel(settings: Settings, algo: Algorithm, model: FlatModel, schedule: Schedule) -> Channel | None:
-    """The channel of a run; None if nothing is between clients and server."""
+def open_channel(settings: Settings, algo: Algorithm, model: FlatModel, schedule: Schedule, remote: bool) -> Channel | None:
+    """The channel of a run; None if nothing is between clients and server. remote: the clients are on other machines."""
     texts = {name: getattr(settings, name) for name in MODULES}
     what = Conditions.read(texts, model.layers)
     if what is None:
@@ -91,7 +89,7 @@ def open_channel(settings: Settings, algo: Algorithm, model: FlatModel, schedule
     def cohorts() -> list[list[int]]:
         return [schedule.participants(t) for t in range(settings.rounds)]
 
-    channel = Channel(what, algo, model.layers, model.dtype, settings.seed, sampling, cohorts, schedule.fed.sizes)
+    channel = Channel(what, algo, model.layers, model.dtype, settings.seed, sampling, cohorts, schedule.fed.sizes, remote)
     if channel.spent_after(0, schedule.participants(0)):
         assert what.privacy is not None
         raise ValueError(f"privacy: epsilon = {what.privacy.epsilon!r} is spent before the first round; take more noise")

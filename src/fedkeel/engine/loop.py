@@ -142,10 +142,12 @@ class Trainer:
             from fedkeel.engine.conditions import open_channel
 
             schedule = self.schedule or self.settings.schedule(self.fed)
-            self.channel = open_channel(self.settings, self.algo, self.model, schedule)
+            self.channel = open_channel(self.settings, self.algo, self.model, schedule, self.engine.remote is not None)
         if self.channel is not None:
             self.fed = self.channel.attacked(self.fed)
             self.parts["channel"] = self.channel
+            if self.engine.remote is not None:
+                self.engine.remote.channel = self.channel
 
     # The loop -----------------------------------------------------------------------------------------------------
 

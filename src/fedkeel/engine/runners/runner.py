@@ -34,6 +34,7 @@ class Remote(Protocol):
 
     name: str  # for the summary of the run
     store: Any  # used instead of a Store; its slots are numbers of records that lie with the clients
+    channel: Any  # the run's Channel, if it has one: clients compress and add noise themselves
 
     def begin(self, work: ClientWork, initial: Any) -> Runner:
         """initial: the record of a client that takes part for the first time."""
