@@ -23,6 +23,7 @@ from fedkeel.channel.attacks import Attack, flipped
 from fedkeel.channel.draws import generator
 from fedkeel.channel.feedback import draws, nothing_kept
 from fedkeel.channel.link import Link
+from fedkeel.channel.links_of import downlink_of, uplink_of
 from fedkeel.channel.privacy import Privacy
 from fedkeel.channel.sizes import Links, record_bytes, upload_bytes
 from fedkeel.channel.validity import never_negative
@@ -47,16 +48,16 @@ class Conditions:
     attack: Attack | None
 
     @classmethod
-    def read(cls, texts: dict[str, str | None], layers: Layers) -> Conditions | None:
+    def read(cls, texts: dict[str, str | None], algo: Algorithm, layers: Layers) -> Conditions | None:
         """The conditions that the settings name. None if they change nothing."""
         made: dict[str, Any] = {name: next(iter(conditions(name, texts[name])), None) for name in ("privacy", "attack")}
         rule: Any = next(iter(conditions("aggregation", texts["aggregation"])), Mean())
-        uplink = Link(conditions("uplink", texts["uplink"]), layers)
-        downlink = Link(conditions("downlink", texts["downlink"]), layers)
+        uplink = uplink_of(texts["uplink"], algo, layers)
+        downlink = downlink_of(texts["downlink"], algo, layers)
         found = cls(
             made["privacy"],
-            None if uplink.neutral else uplink,
-            None if downlink.neutral else downlink,
+            uplink,
+            downlink,
             None if rule.neutral else rule,
             None if made["attack"] is None or made["attack"].neutral else made["attack"],
         )
@@ -99,7 +100,7 @@ class Channel:
         self.what, self.algo, self.seed, self.d, self.sampling = what, algo, seed, sum(layers.sizes), sampling
         self.attackers = set(what.attack.attackers(seed, sampling.N)) if what.attack else set()
         self.not_negative = {stage: never_negative(algo, stage) for stage in exchanges_of(algo)}
-        self.residual: Any = None if what.uplink is None else nothing_kept(algo, layers, dtype)
+        self.residual: Any = None if what.uplink is None else nothing_kept(what.uplink, algo, dtype)
         self.residuals: dict[int, Any] = {}  # client -> the record of what it could not send
         self.clips: dict[str, float] = {}  # exchange -> the clip, if it follows a quantile
         if what.privacy is not None:
@@ -222,7 +223,7 @@ class Channel:
         if self.residual is None or not ids:
             return {}
         kept = {client: self.residuals.get(client, self.residual) for client in ids}
-        for name in self._vectors(up):
+        for name in [name for name in self._vectors(up) if name not in uplink.plain]:
             z, key, rows = getattr(up, name), f"{stage}_{name}", self._senders(name, r)
             mine = [ids[row] for row in rows]
             whole = z if len(rows) == len(ids) else z[rows]

@@ -16,19 +16,18 @@ from torch import Tensor
 from fedkeel.channel.draws import generator
 from fedkeel.channel.link import Link
 from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.flat import Layers
 from fedkeel.core.records import Record, exchanges_of, trial_upload
 
 
-def nothing_kept(algo: Algorithm, layers: Layers, dtype: torch.dtype) -> Any:
+def nothing_kept(link: Link, algo: Algorithm, dtype: torch.dtype) -> Any:
     """The record of a client that has sent everything: zeros for every vector of every exchange. None: it sends none.
 
     A warm-up is sent as it is.
     """
     fields: dict[str, Tensor] = {}
     for stage in [stage for stage in exchanges_of(algo) if stage != "warmup"]:
-        for name, z in trial_upload(algo, stage, layers, dtype)._asdict().items():
-            if z.shape == (sum(layers.sizes),):
+        for name, z in trial_upload(algo, stage, link.layers, dtype)._asdict().items():
+            if link.takes(name, z.shape):
                 fields[f"{stage}_{name}"] = torch.zeros_like(z, device="cpu")
     return namedtuple("NotSent", list(fields))(**fields) if fields else None
 
@@ -44,7 +43,7 @@ def packed_upload(
     """What one client sends of the vectors of its upload, and what it keeps. without: fields that do not travel."""
     sent: dict[str, bytes] = {}
     for name, z in up._asdict().items():
-        if z.shape != (link.d,) or name in without:
+        if not link.takes(name, z.shape) or name in without:
             continue
         key = f"{stage}_{name}"
         whole = z.cpu() + getattr(kept, key)

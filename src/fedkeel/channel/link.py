@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from fedkeel.core.flat import Layers
 class Link:
     """The steps of an uplink or of the downlink, for the vectors of a model with these layers."""
 
-    def __init__(self, steps: Sequence[Condition], layers: Layers) -> None:
+    def __init__(self, steps: Sequence[Condition], layers: Layers, plain: Collection[str] = ()) -> None:
+        """plain: names of fields that are sent as they are."""
         choosers = [step for step in steps if isinstance(step, Chooser)]
         coders = [step for step in steps if isinstance(step, Coder)]
         check_order(steps)
@@ -28,6 +29,7 @@ class Link:
         self.layers, self.d, self.text = layers, sum(layers.sizes), JOIN.join(map(str, steps))
         if self.chooser is not None and self.chooser.neutral:
             self.chooser = None
+        self.plain = frozenset(plain)
         self.neutral = self.chooser is None and self.coder is None
 
     def send(self, v: Tensor, rngs: Generators) -> Tensor:
@@ -38,9 +40,14 @@ class Link:
             values = self.coder.values(*self.coder.codes(values), v.dtype)
         return reduced.back(values)
 
+    def takes(self, field: str, shape: Sequence[int]) -> bool:
+        """Is a field of this name and shape compressed? Vectors as long as the model are, unless they are plain."""
+        return tuple(shape) == (self.d,) and field not in self.plain
+
     def record(self, down: Any) -> Any:
-        """What clients get of the server's record, on a downlink. Vectors as long as the model are compressed."""
-        return type(down)(*(self.send(z[None], ())[0] if z.shape == (self.d,) else z for z in down))
+        """What clients get of the server's record, on a downlink."""
+        fields = down._asdict().items()
+        return type(down)(*(self.send(z[None], ())[0] if self.takes(name, z.shape) else z for name, z in fields))
 
     def _reduced(self, v: Tensor, rngs: Generators) -> Reduced:
         if self.chooser is None:

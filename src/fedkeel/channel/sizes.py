@@ -24,16 +24,16 @@ class Links:
 NO_LINKS = Links()
 
 
-def field_bytes(shape: Sequence[int], itemsize: int, link: Link | None) -> int:
+def field_bytes(name: str, shape: Sequence[int], itemsize: int, link: Link | None) -> int:
     """The bytes of one field of a record. itemsize: bytes of an ordinary number."""
-    if link is not None and tuple(shape) == (link.d,):
+    if link is not None and link.takes(name, shape):
         return link.nbytes(itemsize)
     return math.prod(shape) * itemsize
 
 
 def record_bytes(record: Any, link: Link | None = None) -> int:
     """The bytes of one record."""
-    return sum(field_bytes(z.shape, z.element_size(), link) for z in record)
+    return sum(field_bytes(name, z.shape, z.element_size(), link) for name, z in record._asdict().items())
 
 
 def upload_bytes(algo: Algorithm, up: Any, r: Round, uplink: Link | None) -> float:
@@ -41,6 +41,6 @@ def upload_bytes(algo: Algorithm, up: Any, r: Round, uplink: Link | None) -> flo
     that the method declares as tracked."""
     total = 0.0
     for name, z in up._asdict().items():
-        size = field_bytes(z.shape[1:], z.element_size(), uplink)
+        size = field_bytes(name, z.shape[1:], z.element_size(), uplink)
         total += size * (float(r.drawn.tracks.mean()) if name in algo.facts.tracked else 1.0)
     return total

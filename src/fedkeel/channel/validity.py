@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.algorithm import Algorithm, Plan
+from fedkeel.core.algorithm import SERVER_HOOKS, Algorithm, Plan
 from fedkeel.core.flat import Layers
 from fedkeel.core.records import Record, TrialSteps, ZeroGrad, down_record, exchanges_of, small_layers, trial_upload
+from fedkeel.core.round import Round
 from fedkeel.core.steps import Grad
 from fedkeel.core.sums import only_plain, sums_asked
 
@@ -133,6 +135,35 @@ def never_negative(method: Algorithm, stage: str) -> frozenset[str]:
     except Exception:  # a method of the user's that cannot do this with so small a model
         return frozenset()
     return frozenset(seen - signed)
+
+
+def never_negative_below(method: Algorithm) -> frozenset[str]:
+    """The fields of what the server sends that are never negative."""
+    signed: set[str] = set()
+    seen: set[str] = set()
+    try:
+        for number in range(TRIALS):
+            sent = down_record(planned(method), _after_random_uploads(planned(method), number))._asdict()
+            seen |= set(sent)
+            signed |= {name for name, z in sent.items() if bool((z < 0).any()) or not bool((z > 0).any())}
+    except Exception:  # a method of the user's that cannot do this with so small a model
+        return frozenset()
+    return frozenset(seen - signed)
+
+
+def _after_random_uploads(method: Algorithm, number: int) -> Any:
+    """The server's record after each of its exchanges, with a random upload of one client."""
+    server, _ = method.init(torch.zeros(D))
+    one = torch.ones(1, dtype=torch.float64)
+    roles = [name for name in method.draw(np.random.default_rng(0), [0]) if name != "K"]
+    drawn = SimpleNamespace(**dict.fromkeys(roles, one))
+    for stage in ("warmup", "survey", "client"):
+        if stage in exchanges_of(method):
+            up = _random_upload(method, stage, number)
+            many = type(up)(*(z.reshape(1, *z.shape[-1:]) if z.dim() else z[None] for z in up))
+            r = Round(-1 if stage == "warmup" else 0, 1, torch.zeros(1, dtype=torch.int64), one, one, one, drawn, True)
+            server = getattr(method, SERVER_HOOKS[stage])(server, many, r)
+    return server
 
 
 def _random_upload(method: Algorithm, stage: str, number: int) -> Record:

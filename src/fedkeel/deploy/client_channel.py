@@ -17,6 +17,7 @@ from fedkeel.channel import privacy as private
 from fedkeel.channel.channel import Channel
 from fedkeel.channel.feedback import nothing_kept, packed_upload
 from fedkeel.channel.link import Link
+from fedkeel.channel.links_of import downlink_of, uplink_of
 from fedkeel.channel.privacy import Privacy
 from fedkeel.channel.validity import never_negative
 from fedkeel.channel.words import conditions
@@ -47,7 +48,7 @@ def packed_down(down: Record, link: Link | None) -> dict[str, bytes]:
     """The bytes of the vectors that the server sends, if it compresses them."""
     if link is None:
         return {}
-    fields = {name: z for name, z in down._asdict().items() if z.shape == (link.d,)}
+    fields = {name: z for name, z in down._asdict().items() if link.takes(name, z.shape)}
     return {name: link.pack(z.cpu(), torch.Generator()) for name, z in fields.items()}
 
 
@@ -57,7 +58,7 @@ def unpacked_upload(
     """The vectors in these arrays. draws: field -> the random numbers with which it was compressed."""
     found: dict[str, Tensor] = {}
     for name, z in like._asdict().items():
-        if z.shape != (link.d,) or name not in arrays:
+        if not link.takes(name, z.shape) or name not in arrays:
             continue
         check_raw(arrays[name], name)
         if arrays[name].dtype != PACKED:
@@ -84,12 +85,11 @@ class ClientChannel:
         """None: the run has nothing between clients and server."""
         if not (settings.uplink or settings.downlink or settings.privacy):
             return None
-        up, down = settings.uplink, settings.downlink
-        uplink = Link(conditions("uplink", up), model.layers) if up else None
-        downlink = Link(conditions("downlink", down), model.layers) if down else None
+        uplink = uplink_of(settings.uplink, method, model.layers)
+        downlink = downlink_of(settings.downlink, method, model.layers)
         privacy: Any = next(iter(conditions("privacy", settings.privacy)), None)
         signs = {stage: never_negative(method, stage) for stage in exchanges_of(method)} if privacy else {}
-        nothing = nothing_kept(method, model.layers, model.dtype) if uplink else None
+        nothing = nothing_kept(uplink, method, model.dtype) if uplink else None
         return cls(uplink, downlink, privacy, signs, nothing)
 
     def whole_record(self, initial: Record | None) -> Any:

@@ -76,7 +76,7 @@ def sampling_of(settings: Settings, N: int, where: str) -> Sampling:
 def open_channel(settings: Settings, algo: Algorithm, model: FlatModel, schedule: Schedule, remote: bool) -> Channel | None:
     """The channel of a run; None if nothing is between clients and server. remote: the clients are on other machines."""
     texts = {name: getattr(settings, name) for name in MODULES}
-    what = Conditions.read(texts, model.layers)
+    what = Conditions.read(texts, algo, model.layers)
     if what is None:
         return None
     if what.privacy is not None and model.has_buffers:

@@ -78,7 +78,7 @@ class Pace:
             steps = CountedSteps(model.layers, list(roles), model.dtype)
             up, _ = getattr(algo, stage)(down, mem, steps)
             uplink = None if stage == "warmup" else links.uplink
-            sizes = {name: field_bytes(z.shape, z.element_size(), uplink) for name, z in up._asdict().items()}
+            sizes = {name: field_bytes(name, z.shape, z.element_size(), uplink) for name, z in up._asdict().items()}
             extra = sum(sizes.pop(name, 0) for name in self.tracked)
             self.gradients[stage], self.up[stage] = (steps.gradients, steps.full), (sum(sizes.values()) + buffers, extra)
 
