@@ -160,8 +160,8 @@ class Channel:
     # What travels ---------------------------------------------------------------------------------------------------
 
     def sent(self, down: Any) -> Any:
-        """What clients get of the record that the server sends."""
-        return down if self.what.downlink is None else self.what.downlink.record(down)
+        """What clients get of the record that the server sends. Those on other machines unpack it themselves."""
+        return down if self.what.downlink is None or self.remote else self.what.downlink.record(down)
 
     def down_bytes(self, down: Any) -> int:
         """The bytes of that record as it travels."""
