@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 
-.PHONY: demo docs test test-slow test-gpu attack lint check bench map options notebooks clean
+.PHONY: demo docs release test test-slow test-gpu attack lint check bench map options notebooks clean
 
 demo: $(READY)  ## compare seven methods on digits; writes runs/demo/report.html
 	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
@@ -34,6 +34,12 @@ bench: $(READY)  ## speed and scale beside other simulators, as ratios: results/
 
 docs: $(TESTED)  ## the documentation site, into site/; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+release: $(TESTED)  ## build wheel and sdist into dist/, and check both
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tools/check_release.py dist
 
 map: $(READY)  ## draw the imports between layers: docs/map.svg; fails if an import points up
 	$(BIN)/python benchmarks/map.py
