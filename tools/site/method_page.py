@@ -12,10 +12,10 @@ from typing import Any
 
 from fedkeel.channel.validity import CONDITIONS
 from fedkeel.cli.tables import costs
-from fedkeel.core.algorithm import PROBLEMS, Algorithm, algorithms, lookup
+from fedkeel.core.algorithm import PROBLEMS, Algorithm, Plan, algorithms, lookup
 from fedkeel.core.hyperparameters import allowed
 from formulas import typeset
-from records_picture import picture
+from records_picture import LAYERS, picture
 
 ROOT = Path(__file__).parents[2]
 SECTION = re.compile(r"^### (\S+)\n(.*?)(?=^##|\Z)", re.S | re.M)
@@ -85,7 +85,7 @@ def page(name: str) -> str:
     plain = [part for part in about if not part.startswith(("Differs", "UNCONFIRMED"))]
     differs = [part for part in about if part.startswith(("Differs", "UNCONFIRMED"))]
     parts = [f"# {title.group(1) if title else name}", _badges(name, text), *plain]
-    parts += [f"```sh\nfedkeel run --algorithm {name} --data digits --rounds 20\n```"]
+    parts += [f"```sh\n{example(kind)}\n```"]
     parts += [
         "## The update",
         SYMBOLS,
@@ -116,6 +116,16 @@ def page(name: str) -> str:
         _code(kind),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def example(kind: type[Algorithm]) -> str:
+    """A command that runs the method on digits."""
+    try:
+        kind().plan(Plan(N=100, S=10, K=10.0, T=20, layers=LAYERS))
+        everybody = ""
+    except ValueError:  # it needs all clients in every round
+        everybody = " --clients 20 --cohort 1.0"
+    return f"fedkeel run --algorithm {kind.name} --data digits{everybody} --rounds 20"
 
 
 def _sentence(kind: type[Algorithm]) -> str:
