@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
 
 from fedkeel.core.algorithm import algorithms
 from method_page import index, page
@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 
-@event_priority(100)  # before the plugin that turns notebooks into pages
 def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "methods/index.md", content=index()))
     for name in algorithms():
@@ -28,12 +27,20 @@ def on_files(files: Files, config: Any) -> Files:
     for source, target in ROOT_PAGES.items():
         files.append(File.generated(config, target, content=(ROOT / source).read_text()))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        files.append(File.generated(config, f"tutorials/{path.name}", abs_src_path=str(path)))
+        _add_notebook(path, files, config)
     for path in sorted((ROOT / "results").rglob("*")):
         if path.suffix in (".md", ".svg", ".csv", ".tex", ".toml") and "findings" not in path.name:
-            target = path.relative_to(ROOT).as_posix()
-            files.append(File.generated(config, target, abs_src_path=str(path)))
+            here = path.relative_to(ROOT).as_posix()
+            files.append(File(here, str(ROOT), config["site_dir"], config["use_directory_urls"]))
     return files
+
+
+def _add_notebook(path: Path, files: Files, config: Any) -> None:
+    """A notebook as a page with its outputs, and its pictures beside it."""
+    text, resources = MarkdownExporter().from_filename(str(path), resources={"unique_key": path.stem})
+    files.append(File.generated(config, f"tutorials/{path.stem}.md", content=text))
+    for name, picture in resources["outputs"].items():
+        files.append(File.generated(config, f"tutorials/{name}", content=picture))
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
@@ -42,6 +49,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     source = page.file.src_uri
     if source in ROOT_PAGES.values():
         return _root_links(markdown, base)
+    if source.startswith("tutorials/"):
+        return re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", markdown.replace("](../docs/", "](../"))
     if "/" in source:  # generated for the site, or beside its figures as in the repository
         return markdown
     markdown = markdown.replace("](../results/", "](results/")
