@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
@@ -37,7 +38,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 def _add_notebook(path: Path, files: Files, config: Any) -> None:
     """A notebook as a page with its outputs, and its pictures beside it."""
-    text, resources = MarkdownExporter().from_filename(str(path), resources={"unique_key": path.stem})
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata.language_info = {"name": "python"}  # so that the page colours its code
+    text, resources = MarkdownExporter().from_notebook_node(notebook, resources={"unique_key": path.stem})
     files.append(File.generated(config, f"tutorials/{path.stem}.md", content=text))
     for name, picture in resources["outputs"].items():
         files.append(File.generated(config, f"tutorials/{name}", content=picture))

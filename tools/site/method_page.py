@@ -104,7 +104,7 @@ def page(name: str) -> str:
     for heading, body in PARTS.findall(text):
         parts += [
             f"## {'Identities' if heading == 'Holds' else 'Decisions'}",
-            body.strip().replace("](#", "](../methods.md#"),
+            _from_here(body.strip()),
         ]
     parts += ["## Differences from the paper", *differs] if differs else []
     parts += [
@@ -126,6 +126,11 @@ def example(kind: type[Algorithm]) -> str:
     except ValueError:  # it needs all clients in every round
         everybody = " --clients 20 --cohort 1.0"
     return f"fedkeel run --algorithm {kind.name} --data digits{everybody} --rounds 20"
+
+
+def _from_here(text: str) -> str:
+    """Links of docs/methods.md as they are from a method's page."""
+    return re.sub(r"\]\((?=[\w-]+\.md)", "](../", text.replace("](#", "](../methods.md#")).replace("](../../", "](../")
 
 
 def _sentence(kind: type[Algorithm]) -> str:
