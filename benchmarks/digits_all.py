@@ -43,6 +43,14 @@ LOOKED_INTO: list[tuple[str, float, dict[str, Any]]] = [
     *(("scaffnew", 0.03, {"cohort": 10, "seed": seed}) for seed in SEEDS),
     ("domo", 0.03, {"seed": 1}),
     ("domo", 0.03, {"seed": 2}),
+    ("fedcams", 0.03, {"cohort": 50}),
+    ("fedcams", 0.1, {"server_lr": 0.1}),
+    ("fedawe", 0.1, {"cohort": 25}),
+    ("fedawe", 0.1, {"lr_decay": 0.97}),
+    ("fedspeed", 0.3, {"cohort": 50}),
+    ("fedspeed", 0.3, {"dual": "all"}),
+    ("diloco", 0.001, {"rounds": 300}),
+    ("diloco", 0.001, {"concentration": 100.0}),
 ]
 CACHE, TABLE, FINDINGS = (
     Path("results/digits-all.jsonl"),
@@ -70,16 +78,17 @@ def needs_all(name: str) -> bool:
 
 
 def one(name: str, value: float, seed: int, **changed: Any) -> dict[str, Any]:
-    """One run."""
+    """One run. changed: settings of the run, and hyper-parameters of the method."""
     torch.set_num_threads(1)
     row = {"name": name, "value": value, "seed": seed}
     split = {"clients": 50, "concentration": changed.pop("concentration", 0.1), "seed": 0}
     fed = fk.load("digits").split("dirichlet_per_class", **split)
-    partial = {"allow_partial": True} if needs_all(name) and "cohort" in changed else {}
+    own = {field.name: changed.pop(field.name) for field in fields(lookup(name)) if field.name in changed}  # type: ignore[arg-type]
+    own |= {"allow_partial": True} if needs_all(name) and "cohort" in changed else {}
     settings = {"rounds": ROUNDS, "cohort": 50 if needs_all(name) else 10, "local_steps": 10, "batch_size": 20, "seed": seed}
     try:
         run = fk.train(
-            lambda: make_model("mlp", (1, 8, 8), 10), fed, fk.algorithm(name, **{grid(name)[0]: value}, **partial),
+            lambda: make_model("mlp", (1, 8, 8), 10), fed, fk.algorithm(name, **{grid(name)[0]: value}, **own),
             engine="vectorized", progress=False, **settings | changed,
         )  # fmt: skip
     except fk.RoundError as error:  # diverged to infinity
@@ -99,7 +108,7 @@ def look_into() -> str:
             row = one(name, value, **{"seed": 0} | changed) | {"changed": changed}
             with CACHE.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-        changes = ", ".join(f"{key} {z:g}" for key, z in changed.items())
+        changes = ", ".join(f"{key} {z if isinstance(z, str) else f'{z:g}'}" for key, z in changed.items())
         scores = "diverged | |" if "error" in row else f"{row['last10']:.3f} | {row['best']:.3f} |"
         lines.append(f"| {name} | {value:g} | {changes} | {scores}")
     return "\n".join(lines)
