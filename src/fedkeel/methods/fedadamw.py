@@ -39,10 +39,11 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class FedAdamW(Algorithm):
-    """Clients run AdamW from a second moment that the server averages, one number per parameter tensor, and add alpha D.
+    """Clients run AdamW from a second moment that the server averages, one number per parameter tensor. Every step is pulled
+    towards the mean direction of the last round.
 
     Prefer it for transformers and LoRA on clients that differ and keep nothing. It sends hardly more than FedAvg up, and
-    one more vector down, D, the mean direction of the last round.
+    one more vector down, that direction.
 
     Differs from the authors' code, which has three versions: second moments travel as one mean per tensor (today's code
     sends them whole), the Adam part has no factor 1 - alpha, and the bias of m is corrected by the steps of the round, that

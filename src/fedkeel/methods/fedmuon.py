@@ -37,7 +37,8 @@ class Up(NamedTuple):
 )
 @dataclass(frozen=True, kw_only=True)
 class FedMuon(Algorithm):
-    """Steps of matrices are orthogonalised momentum, steps of vectors are AdamW's, and both are mixed with direction D.
+    """Steps of matrices are orthogonalised momentum (Muon), steps of vectors are AdamW's. Both are mixed with the mean
+    direction of the last round.
 
     Prefer it when the hidden layers are large matrices, as in transformers, and AdamW is the rival. A step needs some 15
     more products of matrices. A tensor with more than two dimensions is read as a matrix [first, rest].
