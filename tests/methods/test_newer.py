@@ -239,3 +239,16 @@ def test_fedadamw_sends_one_second_moment_per_parameter_tensor() -> None:
     algo = fk.algorithm("fedadamw").plan(Plan(N=1, S=1, K=1, T=1, layers=layers))
     up = trial_upload(algo, "client", layers, torch.float32)
     assert [len(z) for z in up] == [12, 3]
+
+
+def test_conditions_of_fedawe_and_fedcams() -> None:
+    """FedAWE's vector travels in its survey. FedCAMS sends packed bits, which noise would destroy."""
+    plain, compressed, attacked = (
+        train(fk.algorithm("fedawe"), cohort=3, **settings).params
+        for settings in ({}, {"uplink": fk.Sign()}, {"attack": fk.SignFlip(fraction=0.4)})
+    )
+    assert (plain - compressed).norm() > 1e-4
+    assert (plain - attacked).norm() > 1e-4
+    for settings in ({"uplink": "sign"}, {"privacy": "gaussian:clip=1,noise=1,where=client"}):
+        with pytest.raises(ValueError, match="is not allowed with fedcams: its clients send"):
+            train(fk.algorithm("fedcams"), cohort=3, **settings)

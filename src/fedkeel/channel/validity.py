@@ -42,7 +42,10 @@ def why_sums_are_not_enough(method: Algorithm) -> str | None:
 
 def why_not_privacy(method: Algorithm, where: str = "server") -> str | None:
     """Noise on sums protects only what the server learns from sums. Noise on each upload protects everything."""
-    return why_sums_are_not_enough(method) if where == "server" else None
+    if where == "server":
+        return why_sums_are_not_enough(method)
+    whole = [name for up in _uploads(method) for name, z in up._asdict().items() if not z.is_floating_point()]
+    return f"its clients send whole numbers ({', '.join(whole)}), to which noise cannot be added" if whole else None
 
 
 def why_not_aggregation(method: Algorithm) -> str | None:
@@ -56,9 +59,15 @@ def why_not_aggregation(method: Algorithm) -> str | None:
 
 def why_not_uplink(method: Algorithm) -> str | None:
     """Only vectors can be compressed."""
+    vectors = any(z.shape[-1:] == (D,) for up in _uploads(method) for z in up)
+    return None if vectors else "its clients send no vector of the model's size"
+
+
+def _uploads(method: Algorithm) -> list[Record]:
+    """What a client sends in a round: its answer to the survey, if there is one, and the result of its local steps."""
     method = planned(method)
-    up = trial_upload(method, "client", LAYERS, torch.float32)
-    return None if any(z.shape[-1:] == (D,) for z in up) else "its clients send no vector of the model's size"
+    stages = [stage for stage in exchanges_of(method) if stage != "warmup"]
+    return [trial_upload(method, stage, LAYERS, torch.float32) for stage in stages]
 
 
 def why_not_attack(method: Algorithm) -> str | None:
