@@ -53,9 +53,9 @@ class PAdaMFed(Algorithm):
     """Every local step has length lr, along a mix of SCAFFOLD's corrected gradient and the server's momentum.
 
     Prefer it only when nothing can be tuned: the step sizes follow from S, K and the number of rounds, and without weight
-    decay multiplying the loss by a constant changes nothing. With four learning rates to try, FedAvg, SCAFFOLD and SCAFFOLD-M
-    were 4.6 to 5.1 points ahead of it on MNIST after 400 rounds (five seeds; results/ppf-theory). It visits all clients
-    once before round 0, for their first control variates.
+    decay multiplying the loss by a constant changes nothing. With four learning rates to try, FedAvg, SCAFFOLD and
+    SCAFFOLD-M were 4.6 to 5.1 points ahead of it on MNIST after 400 rounds (five seeds; results/ppf-theory). It visits all
+    clients once before round 0, for their first control variates.
 
     Differs from the paper: c_i is the mean over k = 0..K-1 (line 10 prints 1..K; equation 2 and Algorithm 2 do not), and
     beta is capped at 1, as the proof needs.
