@@ -49,8 +49,10 @@ class Up(NamedTuple):  # of one client; `server` gets them stacked, [S, d]
 class FAdamGT(Algorithm):
     """Local AMSGrad on g + y - y_i: the tracked mean gradients of all clients and of this one remove the drift.
 
-    Prefer it where clients differ and SGD does not train the model. It needs the fewest rounds in its paper. The minimiser
-    of the global loss is its fixed point. With `tracking` fewer than all clients of a round send dy, at little loss.
+    Prefer it where clients differ, take part often enough and can keep two vectors. On MNIST with Dirichlet 0.1 and K = 20
+    local steps it needed 32 rounds to 94 %, SCAFFOLD 43, LocalAdam 52 and FedAvg 59 (five seeds; results/pt-local-steps).
+    FedLADA, whose clients keep nothing, was level with it. The minimiser of the global loss is its fixed point. With
+    `tracking` fewer than all clients of a round send dy.
 
     Differs from the paper: v_hat restarts at the stored v, because Algorithm 1 does not say (`persist_vhat` keeps it). The
     server adds the change of y_i, as line 29 has it. Line 27 subtracts something else. In a run with `clip`, y_i is the mean

@@ -41,8 +41,10 @@ class Up(NamedTuple):
 class FedLADA(Algorithm):
     """Clients run AMSGrad, and every step is a mix of its direction (alpha) and the mean direction of the last round.
 
-    Prefer it when adaptive local steps help but make the clients overfit their own data: the shared direction keeps them
-    together, and clients keep no state. The paper asks for K of at least 2 / (1 - beta1) local steps.
+    Prefer it with 20 local steps or more (the paper asks for 2 / (1 - beta1)) and clients that keep no state. Choose lr
+    together with alpha: alpha shortens the local direction, so the best lr grows with 1 / alpha. On MNIST with Dirichlet
+    0.1, K = 20, alpha 0.1 and lr 0.03 it needed 34 rounds to 94 %, SCAFFOLD 43, LocalAdam 52 and FedAvg 59 (five seeds;
+    results/pt-local-steps).
 
     Differs from the paper: a client makes K local steps (the listing loops to K - 1 but uploads step K). v starts each
     round at the server's v (the listing only sets v_hat). If the K_i differ, ga uses their weighted mean. The very first v
