@@ -51,8 +51,8 @@ class FAdamET(Algorithm):
 
     Prefer FAdamGT, which costs the same and was ahead of it in our runs. With K = 20 local steps on MNIST FAdamET was
     level with LocalAdam and 0.4 points ahead of FedAvg (five seeds; results/pt-local-steps); with K = 5 on CIFAR-10 it was
-    far behind both (results/pt-tab1). Its stationary point is where the Adam directions cancel, which is not quite the minimiser
-    of the global loss. FAdamGT stops at that minimiser.
+    far behind both (results/pt-tab1). Its stationary point is where the Adam directions cancel, which is not quite the
+    minimiser of the global loss. FAdamGT stops at that minimiser.
 
     Differs from the paper: v_hat restarts at the stored v (the listing leaves it open; `persist_vhat` keeps it), and the
     server adds y_i's change (line 29; line 27 prints another difference).
