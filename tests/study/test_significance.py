@@ -100,3 +100,54 @@ def test_equal_methods_are_rarely_called_different():
         ]
         claims += min(holm([sign_flip_p(z) for z in values])) < 0.05
     assert claims <= 8  # 3 are expected at most; more than 8 of 60 would have a chance below 1 %
+
+
+# What matters, groups, and how many seeds are needed ---
+
+
+def test_a_difference_below_what_matters_is_no_difference():
+    """Equal clients without noise: two methods that do the same differ by rounding, always in the same direction."""
+    scores = {"a": dict.fromkeys(range(8), 0.9 + 4e-8), "b": dict.fromkeys(range(8), 0.9)}
+    (row,) = significance.paired_differences(scores)
+    assert row["p"] < 0.05
+    assert not significance.distinct(row)
+    assert significance.indistinguishable("a", [row]) == ["b"]
+    assert "too small to matter" in significance.note([row])
+    losses = {"a": dict.fromkeys(range(8), 1e-5), "b": dict.fromkeys(range(8), 5e-5)}
+    assert significance.distinct(significance.paired_differences(losses, first_loss=1.0)[0])
+    assert not significance.distinct(significance.paired_differences(losses, first_loss=100.0)[0])  # rounding
+
+
+def test_groups_share_letters_where_methods_cannot_be_told_apart():
+    def row(one, other, p):
+        return {"method": one, "other": other, "p": p, "matters": True}
+
+    rows = [row("a", "b", 0.5), row("a", "c", 0.01), row("b", "c", 0.3)]
+    assert significance.groups(["a", "b", "c"], rows) == {"a": "a", "b": "ab", "c": "b"}
+    rows = [row("a", "b", 0.01), row("a", "c", 0.01), row("b", "c", 0.01)]
+    assert significance.groups(["a", "b", "c"], rows) == {"a": "a", "b": "b", "c": "c"}
+
+
+def test_the_seeds_that_are_said_to_be_needed_find_the_difference_four_times_in_five():
+    rng = np.random.default_rng(0)
+    effect = 1.2  # in standard deviations
+    pilot = rng.normal(size=8)
+    pilot = (pilot - pilot.mean()) / pilot.std(ddof=1) + effect
+    n = significance.seeds_needed(pilot)
+    found = sum(significance.sign_flip_p(effect + rng.normal(size=n)) < 0.05 for _ in range(200))
+    assert 0.7 < found / 200 < 0.95
+    assert significance.seeds_needed([0.1, 0.1, 0.1]) == significance.fewest_seeds(1)
+    assert significance.seeds_needed([1.0, -1.0001, 1.0, -1.0]) is None
+
+
+@pytest.mark.parametrize("noise", [0.0, pytest.param(0.1, marks=pytest.mark.slow)])
+def test_identical_methods_are_rarely_called_different(noise):
+    """200 studies of four identical methods: at most 5 % claim a difference, and what chance allows."""
+    rng = np.random.default_rng(0)
+    claims = 0
+    for _ in range(200):
+        split = rng.normal(size=8)  # what all methods share for a seed
+        scores = {name: dict(enumerate(split + noise * rng.normal(size=8))) for name in "abcd"}
+        claims += any(map(significance.distinct, significance.paired_differences(scores)))
+    assert claims <= 0.05 * 200 + 3 * math.sqrt(200 * 0.05 * 0.95)
+    assert noise or not claims

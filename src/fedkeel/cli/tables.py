@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]  # of the results of a study
 PIPE_WIDTH = 180  # columns if the output goes to a pipe or file: long lines are easier to search than wrapped ones
+NARROW = 100  # columns below which the table of a study leaves out what the page has
 WIDE = 130  # columns from which the table of methods shows everything
 
 
@@ -231,7 +232,7 @@ def client_statistics(fed: Federation, counts: np.ndarray) -> dict[str, np.ndarr
 
 def comparison(results: Mapping[str, Any], out: Path) -> None:
     """The end of `fedkeel compare`, `sweep` and `reproduce`."""
-    from fedkeel.study.report.table_text import not_reached_note, place_columns, robustness_text, tried_values
+    from fedkeel.study.report.table_text import not_reached_note, place_columns, robustness_text, standing_note, tried_values
     from fedkeel.wording import value_text
 
     rows, screen = results["rows"], console()
@@ -240,9 +241,11 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
         mine = [row for row in rows if row["case"] == case]
         if case:
             screen.print(f"\n{case}", style="bold")
-        _summary(mine, axes)
+        _summary(mine, axes, results["compared_by"])
     if any(row["targets"] for row in rows):
         screen.print(f"floats: up and down, per participating client, until the target; {not_reached_note(rows)}")
+    if text := standing_note(results):
+        screen.print(text)
     screen.print(results["tuning"])
     if results["significance"] and len(results["seeds"]) > 1:
         screen.print(results["significance"])
@@ -270,19 +273,23 @@ def comparison(results: Mapping[str, Any], out: Path) -> None:
     screen.print(f"files: {out / 'report.html'}, table.csv, results.json", soft_wrap=True)
 
 
-def _summary(rows: Sequence[Row], axes: Sequence[str]) -> None:
-    from fedkeel.study.report.table_text import place_of, screen_row
+def _summary(rows: Sequence[Row], axes: Sequence[str], compared_by: str) -> None:
+    from fedkeel.study.report.table_text import from_best_text, place_of, screen_row
 
     shown = []
     for row in rows:
         line = screen_row(row, row["targets"])
+        if any(z["standing"] for z in rows):
+            narrow = console().width < NARROW  # The intervals are on the page, too.
+            line["from best"] = from_best_text(row, compared_by.endswith("accuracy"), interval=not narrow)
+            line |= {} if narrow else {"group": row["group"]}
         shown.append({"method": line.pop("method"), **place_of(row, axes), **line})
     made = table(*(name if name == "method" else ">" + name.replace(" ", "\n", 1) for name in shown[0]))
     short = all(len(line["method"].partition("\n")[0]) <= 20 for line in shown)
     for column in made.columns:  # On a narrow screen, numbers are broken at ± instead of cut.
         column.no_wrap = short and column is made.columns[0]
-    for line in shown:
-        made.add_row(*line.values())
+    for row, line in zip(rows, shown, strict=True):
+        made.add_row(*line.values(), style="bold" if row["standing"] == "best" else None)
     console().print(made)
 
 

@@ -111,7 +111,8 @@ def run_choice(
     if len(candidates) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(excluded.items())[:3])
         raise ValueError(f"methods: there must be at least two candidates, not {len(candidates)} ({why or 'none excluded'})")
-    tuning = Study.read({**file, "methods": candidates, "seeds": [task.config.seed + SEED]})
+    seedless = {key: z for key, z in file.items() if key != "seed"}
+    tuning = Study.read({**seedless, "methods": candidates, "seeds": [task.config.seed + SEED]})
     spaces = {branch.method: space_of(branch, task.fed, task.layers) for branch in tuning.branches}
     if runs is None:
         runs = _affordable(task, seconds or 0.0, len(candidates), jobs, out, fresh)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fedkeel.core.algorithm import Algorithm
 
-DIFFERENCES = ("method", "other", "difference", "low", "high", "p", "seeds")
+DIFFERENCES = ("method", "other", "difference", "low", "high", "p", "seeds", "matters", "seeds_needed")
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +72,8 @@ class StudyResult:
         """One row per pair of methods: difference (method minus other), its interval low to high, and p, paired over seeds.
 
         p is that of the exact sign-flip test, corrected by Holm's method. `differences.attrs["note"]` says what the number
-        of seeds allows to conclude: with three seeds, p cannot go below 0.25.
+        of seeds allows to conclude: with three seeds, p cannot go below 0.25. A difference that is too small to matter has
+        matters = False. seeds_needed: with how many seeds a difference of this size would probably be found.
         """
         from pandas import DataFrame
 

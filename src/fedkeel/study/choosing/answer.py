@@ -11,7 +11,7 @@ from fedkeel.runs.config import PYTHON, SETTINGS, RunConfig, default_of
 from fedkeel.study.choosing.budget import Budget
 from fedkeel.study.choosing.candidates import Cost
 from fedkeel.study.results.numbers import Row, better_is_less, robust_width
-from fedkeel.study.results.significance import ALPHA, indistinguishable
+from fedkeel.study.results.significance import distinct, indistinguishable
 from fedkeel.study.running.plan import BranchResult
 from fedkeel.study.running.space import Space
 from fedkeel.wording import amount, value_text
@@ -72,7 +72,7 @@ def sentences(results: Mapping[str, Any], best: str, candidates: Sequence[Row], 
     if alike:
         found.append(f"Not distinguishable from it: {', '.join(alike)}.")
     for row in results["differences"]:
-        if best in (row["method"], row["other"]) and row["p"] < ALPHA:
+        if best in (row["method"], row["other"]) and distinct(row):
             other = row["other"] if row["method"] == best else row["method"]
             sign = (1 if row["method"] == best else -1) * (-1 if less else 1)
             low, high = sorted((sign * row["low"], sign * row["high"]))

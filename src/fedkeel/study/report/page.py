@@ -20,10 +20,11 @@ from fedkeel.study.report.table_text import (
     place_columns,
     place_of,
     robustness_text,
+    standing_note,
     table_rows,
     tried_values,
 )
-from fedkeel.study.results.numbers import NOT_RUN, finite
+from fedkeel.study.results.numbers import NOT_RUN, finite, label_of
 from fedkeel.wording import value_text
 
 Row = Mapping[str, Any]
@@ -115,7 +116,8 @@ def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> dic
     rows = [row for row in results["rows"] if row["case"] == case]
     style, axes = line_styles(results), [name for name in place_columns(results) if name != "case"]
     lines: list[dict[str, Any]] = []
-    for row, numbers in zip(rows, table_rows(rows), strict=True):
+    score = label_of(results["compared_by"])
+    for row, numbers in zip(rows, table_rows(rows, results["compared_by"]), strict=True):
         cells = {name: (text, row["axes"].get(name)) for name, text in place_of(row, axes).items()} | numbers
         lines.append(
             {
@@ -123,7 +125,10 @@ def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> dic
                 "style": style[row["name"]],
                 "failed": failures_text(row),
                 "heads": ["method", *cells],
-                "cells": [(text, "" if finite(z) is None else z) for text, z in cells.values()],
+                "cells": [
+                    (text, "" if finite(z) is None else z, row["standing"] * (name in (score, "from the best")))
+                    for name, (text, z) in cells.items()
+                ],
             }
         )
     return {
@@ -144,6 +149,7 @@ def _notes(results: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         notes.append(f"{not_reached_note(rows)}.")
         if any(row.get("cost") is not None for row in rows):
             notes.append("Paper's cost: in the units in which the paper counts communication.")
+    notes += [text for text in (standing_note(results), results["significance"]) if text and len(rows) > 1]
     if any(row["dropped"] for row in rows):
         notes.append(
             "Dropped answers: uploads per run that were lost because a client failed or sent numbers that are not finite. "

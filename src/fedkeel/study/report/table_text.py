@@ -138,8 +138,11 @@ def paper_column(row: Row, paper: Mapping[str, Any]) -> Any:
     return next((z for z in paper["at"] if z in (row["case"], *row["axes"].values()) or z == ""), None)
 
 
-def table_rows(rows: Sequence[Row]) -> list[dict[str, Cell]]:
-    """The numbers that the report shows. All rows have the same columns; a number that is missing is '-'."""
+def table_rows(rows: Sequence[Row], compared_by: str = "") -> list[dict[str, Cell]]:
+    """The numbers that the report shows. All rows have the same columns; a number that is missing is '-'.
+
+    compared_by: the column by which the methods are compared; then a column has their differences from the best one.
+    """
     keys = dict.fromkeys(key for row in rows for key, z in row.items() if z is not None)
     if not any(map(bytes_say_more, rows)):
         keys.pop("bytes", None)
@@ -150,6 +153,10 @@ def table_rows(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     accuracies = () if "final_test_loss" in keys and "final_accuracy" not in keys else ACCURACIES
     for row in rows:
         found: dict[str, Cell] = {label_of(name): (with_deviation(row, name, ".4f"), row[name]) for name in accuracies}
+        if compared_by and any(z["standing"] for z in rows):
+            about = row["from_best"] or {}
+            found["from the best"] = from_best_text(row, compared_by.endswith("accuracy")), about.get("difference", 0.0)
+            found["group"] = row["group"], row["group"]
         for target in targets:
             found |= _to_target(row, target, keys)
         found |= {label_of(name): (with_deviation(row, name, ".4g"), row.get(name)) for name in finals}
@@ -187,6 +194,33 @@ def _to_target(row: Row, target: float, keys: Container[str]) -> dict[str, Cell]
     if row["target_on"] != "test_accuracy":
         found[f"test accuracy at {to}"] = with_deviation(row, f"at_{name}_accuracy", ".4f"), row.get(f"at_{name}_accuracy")
     return found if mine else dict.fromkeys(found, ("", None))
+
+
+def from_best_text(row: Row, points: bool, interval: bool = True) -> str:
+    """The paired difference of a row from the best one, with its interval. ≈: cannot be told from it.
+
+    points: the score is an accuracy, so the difference is in points (hundredths).
+    """
+    if row["standing"] in ("", "best"):
+        return str(row["standing"])
+    about, scale, form = row["from_best"], 100.0 if points else 1.0, "+.1f" if points else "+.3g"
+    low, high = about["low"], about["high"]
+    text = f"{about['difference'] * scale:{form}}"
+    if interval and low is not None and low == low:  # One seed has no interval.
+        text += f" ({low * scale:{form}} to {high * scale:{form}})"
+    return f"≈ {text}" if row["standing"] == "alike" else text
+
+
+def standing_note(results: Mapping[str, Any]) -> str:
+    """Explains the column `from the best`."""
+    if not any(row["standing"] == "best" for row in results["rows"]):
+        return ""
+    unit = " in points" if results["compared_by"].endswith("accuracy") else ""
+    score = results["compared_by"].replace("_", " ")
+    return (
+        f"From the best: mean paired difference of {score}{unit}, with its 95 % interval; "
+        "≈: not distinguishable from the best. Methods that share a letter cannot be told apart."
+    )
 
 
 def tried_values(trial: Row) -> dict[str, Any]:
@@ -267,13 +301,19 @@ def as_latex(results: Mapping[str, Any]) -> str:
     for case in dict.fromkeys(row["case"] for row in results["rows"]):
         rows = [row for row in results["rows"] if row["case"] == case]
         lines = []
-        for row, line in zip(rows, table_rows(rows), strict=True):
+        score = label_of(results["compared_by"])
+        for row, line in zip(rows, table_rows(rows, results["compared_by"]), strict=True):
             shown = {name: text for name, (text, _) in line.items() if name not in ("chosen", "memory MB", "seconds")}
+            if score in shown and row["standing"] in TEX_MARKS:
+                shown[score] = TEX_MARKS[row["standing"]].format(shown[score])
             lines.append({"method": row["method"] + seeds_note(row), **place_of(row, axes), **shown})
         text = DataFrame(lines).to_latex(index=False, escape=True, column_format="l" + "r" * (len(lines[0]) - 1))
         blocks.append((f"% {case}\n" if case else "") + text)
-    return "\n".join(blocks).translate(MORE_TEX)
+    notes = "".join(f"% {line}\n" for line in (standing_note(results), results["significance"], results["tuning"]) if line)
+    made = "\n".join(blocks).translate(MORE_TEX)
+    return made.replace("BEGIN-BOLD", r"\textbf{").replace("END-BOLD", "}") + notes
 
 
 # Signs that pandas does not escape. A line that begins with `[` would give a length to the `\\\\` before it.
-MORE_TEX = str.maketrans({"±": r"$\pm$", ">": "$>$", "<": "$<$", "|": "$|$", "[": "{[}"})
+TEX_MARKS = {"best": "BEGIN-BOLD{}END-BOLD", "alike": "{} ≈"}  # pandas would escape commands here
+MORE_TEX = str.maketrans({"≈": r"$\approx$", "±": r"$\pm$", ">": "$>$", "<": "$<$", "|": "$|$", "[": "{[}"})

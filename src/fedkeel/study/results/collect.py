@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -19,6 +20,7 @@ from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
 from fedkeel.study.results.numbers import (
     NOT_RUN,
     Row,
+    better_is_less,
     curves,
     deciding_score,
     failures,
@@ -28,7 +30,7 @@ from fedkeel.study.results.numbers import (
     summarise,
     target_name,
 )
-from fedkeel.study.results.significance import note, paired_differences
+from fedkeel.study.results.significance import distinct, groups, note, paired_differences
 from fedkeel.study.running.plan import BranchResult, fair_spending
 from fedkeel.study.running.study_data import StudyData
 from fedkeel.study.study import Study
@@ -87,8 +89,38 @@ def _differences(rows: Sequence[Row], found: Sequence[BranchResult]) -> Row:
     places = {one.branch.name: (one.branch.case, one.branch.method, one.branch.axes) for one in found}
     several = len({method for _, method, _ in places.values()}) > 1
     pairs = [pair for pair in combinations(scores, 2) if _are_compared(places[pair[0]], places[pair[1]], several)]
-    differences = paired_differences(scores, pairs)
+    first = [one.history[0].get("train_loss") for each in found for one in each.outcomes if one.history]
+    losses = [float(z) for z in first if finite(z) is not None]
+    first_loss = None if score.endswith("accuracy") else max(losses, default=0.0)
+    differences = paired_differences(scores, pairs, first_loss)
+    for row in rows:
+        row |= _standing(row, rows, places, differences, score)
     return {"compared_by": score, "differences": differences, "significance": note(differences)}
+
+
+def _standing(row: Row, rows: Sequence[Row], places: Mapping[str, Any], differences: Sequence[Row], score: str) -> Row:
+    """Where a row stands among those that it is compared with: the best, not distinguishable from it, or worse.
+
+    `group`: rows that share a letter cannot be told apart. `from_best`: its paired difference from the best one.
+    """
+    pairs = {(one["method"], one["other"]) for one in differences}
+    here = [z for z in rows if z is row or (z["name"], row["name"]) in pairs or (row["name"], z["name"]) in pairs]
+    scored = [z for z in here if isinstance(z.get(score), float) and math.isfinite(z[score])]
+    if row not in scored or len(scored) < 2:
+        return {"standing": "", "group": "", "from_best": None}
+    sign = 1 if better_is_less(score) else -1
+    ranked = [z["name"] for z in sorted(scored, key=lambda z: sign * z[score])]
+    group, best = groups(ranked, differences)[row["name"]], ranked[0]
+    if row["name"] == best:
+        return {"standing": "best", "group": group, "from_best": None}
+    about = next((one for one in differences if {one["method"], one["other"]} == {best, row["name"]}), None)
+    if about is None:  # an axis that only one of the two has
+        return {"standing": "", "group": "", "from_best": None}
+    turn = 1 if about["method"] == row["name"] else -1
+    ends = sorted((turn * about["low"], turn * about["high"]))
+    numbers = {"difference": turn * about["difference"], "low": ends[0], "high": ends[1]}
+    numbers |= {key: about[key] for key in ("p", "seeds", "seeds_needed")}
+    return {"standing": "worse" if distinct(about) else "alike", "group": group, "from_best": numbers}
 
 
 def _are_compared(one: tuple[str, str, Row], other: tuple[str, str, Row], several: bool) -> bool:
@@ -325,6 +357,9 @@ def as_frame(results: Mapping[str, Any]) -> DataFrame:
         line |= {f"paper_{key}": z for key, z in row["paper"].items()}
         line |= {target_name(number): target for number, target in enumerate(row["targets"])}
         failed, not_run = failures(row)
+        about = line.pop("from_best") or {}
+        if line["standing"]:
+            line |= {f"{key}_from_best" if key == "difference" else f"from_best_{key}": z for key, z in about.items()}
         line |= {"at_edge": ", ".join(row["edges"])} if row["chosen"] else {}
         lines.append(line | {"failed": failed, "not_run": not_run})
     from pandas import DataFrame

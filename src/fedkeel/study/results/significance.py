@@ -6,6 +6,9 @@ seed vary less than the scores themselves, and they are what is tested.
 - The p-value is that of the exact sign-flip test: if two methods were equal, the sign of every difference would be a coin
   toss. All 2^n sign patterns are tried, so n seeds cannot give a p-value below 2 / 2^n: 0.25 with three seeds.
 - The interval is a bootstrap interval. With few seeds it is too narrow, so p decides, not the interval.
+- A difference too small to matter is no difference, whatever its p-value: below 0.001 for accuracies (a tenth of a point),
+  below a thousandth of the larger loss, and below a millionth of the loss of the first round. Otherwise rounding could
+  decide between methods that do the same.
 - Several comparisons have p-values corrected by Holm's method: the chance that any of them is wrong stays below alpha.
 """
 
@@ -23,6 +26,10 @@ LEVEL = 0.95  # of intervals
 EXACT = 13  # seeds up to which all sign patterns are tried; with more, a fixed sample of them
 RESAMPLES = 1999  # of the bootstrap
 Scores = Mapping[int, float]  # seed -> score
+SMALLEST = 0.001  # the least difference of accuracies that matters; of losses, as a share of the larger loss
+ROUNDING = 1e-6  # the least difference of losses that matters, as a share of the loss of the first round
+POWER = 0.8  # chance to find a difference with the number of seeds that is said to be needed
+MOST_SEEDS = 1000
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
@@ -84,31 +91,71 @@ def fewest_seeds(comparisons: int, alpha: float = ALPHA) -> int:
     return 1 + math.ceil(math.log2(max(1, comparisons) / alpha))
 
 
-def paired_differences(scores: Mapping[str, Scores], pairs: Iterable[tuple[str, str]] | None = None) -> list[Row]:
-    """One row per pair of methods: method, other, difference (method minus other), low, high, p and seeds.
+def seeds_needed(differences: Sequence[float], comparisons: int = 1, alpha: float = ALPHA) -> int | None:
+    """With how many seeds a true difference of this size would be found with a chance of 80 %. None: with too many.
+
+    The power of the paired t-test at the level of the first of Holm's tests; never fewer than the sign-flip test needs.
+    """
+    import numpy as np
+    from scipy.stats import nct, t
+
+    values = np.asarray(differences, float)
+    fewest = fewest_seeds(comparisons, alpha)
+    if len(values) < 2 or not values.mean():
+        return None
+    if not values.std():
+        return fewest
+    effect, level = abs(values.mean()) / values.std(ddof=1), alpha / max(1, comparisons)
+    n = np.arange(max(2, fewest), MOST_SEEDS + 1)
+    power = nct.sf(t.isf(level / 2, n - 1), n - 1, effect * np.sqrt(n))
+    enough = n[np.nan_to_num(power, nan=1.0) >= POWER]  # nan: the effect is so large that the formula overflows
+    return int(enough[0]) if len(enough) else None
+
+
+def distinct(row: Row, alpha: float = ALPHA) -> bool:
+    """Are the two methods of a row different: significantly, and by an amount that matters?"""
+    p: float = row["p"]
+    return bool(p < alpha and row["matters"])  # p is nan if there was no test
+
+
+def paired_differences(
+    scores: Mapping[str, Scores], pairs: Iterable[tuple[str, str]] | None = None, first_loss: float | None = None
+) -> list[Row]:
+    """One row per pair of methods: method, other, difference (method minus other), low, high, p, seeds and more.
 
     scores: method -> seed -> score. Only the seeds that both methods have count.
     pairs: which methods to compare; all pairs by default. p is corrected for the number of pairs.
+    first_loss: the loss of the first round, if the scores are losses; None: they are accuracies.
     A pair with one common seed has a difference, and neither an interval nor a p-value (nan).
     """
     rows: list[Row] = []
+    found: list[list[float]] = []
     for method, other in combinations(scores, 2) if pairs is None else pairs:
         common = [seed for seed in scores[method] if seed in scores[other]]
         values = [scores[method][seed] - scores[other][seed] for seed in common]
         values = [z for z in values if math.isfinite(z)]
         low, high = interval(values)
+        mean = math.fsum(values) / len(values) if values else math.nan
+        least = SMALLEST
+        if first_loss is not None:
+            largest = max((abs(scores[one][seed]) for one in (method, other) for seed in common), default=0.0)
+            least = max(SMALLEST * largest, ROUNDING * first_loss)
+        found.append(values)
         rows.append(
             {
                 "method": method,
                 "other": other,
-                "difference": math.fsum(values) / len(values) if values else math.nan,
+                "difference": mean,
                 "low": low,
                 "high": high,
                 "p": sign_flip_p(values) if len(values) > 1 else math.nan,
                 "seeds": len(values),
+                "matters": abs(mean) >= least and mean != 0,
             }
         )
     tested = [row for row in rows if row["seeds"] > 1]
+    for row, values in zip(rows, found, strict=True):
+        row["seeds_needed"] = seeds_needed(values, len(tested)) if row["matters"] else None
     for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
         row["p"] = p
     return rows
@@ -117,8 +164,28 @@ def paired_differences(scores: Mapping[str, Scores], pairs: Iterable[tuple[str, 
 def indistinguishable(best: str, rows: Sequence[Row], alpha: float = ALPHA) -> list[str]:
     """The methods that these differences cannot tell from the best one, in their order."""
     about_it = [row for row in rows if best in (row["method"], row["other"])]
-    # p is nan if there was no test.
-    return [row["other"] if row["method"] == best else row["method"] for row in about_it if not row["p"] < alpha]
+    return [row["other"] if row["method"] == best else row["method"] for row in about_it if not distinct(row, alpha)]
+
+
+def groups(ranked: Sequence[str], rows: Sequence[Row]) -> dict[str, str]:
+    """Letters for methods in the order of their scores. Methods that share a letter cannot be told apart.
+
+    A group is a run of neighbours in the ranking of which no two are distinct, as long as possible.
+    """
+    apart = {frozenset((row["method"], row["other"])) for row in rows if distinct(row)}
+    runs: list[range] = []
+    for first in range(len(ranked)):
+        last = first
+        while last + 1 < len(ranked) and all(
+            frozenset((ranked[i], ranked[last + 1])) not in apart for i in range(first, last + 1)
+        ):
+            last += 1
+        if not runs or last >= runs[-1].stop:
+            runs.append(range(first, last + 1))
+    letters = [chr(97 + i) if i < 26 else f"({i + 1})" for i in range(len(runs))]
+    return {
+        name: "".join(letter for letter, run in zip(letters, runs, strict=True) if i in run) for i, name in enumerate(ranked)
+    }
 
 
 def note(rows: Sequence[Row], alpha: float = ALPHA) -> str:
@@ -136,4 +203,14 @@ def note(rows: Sequence[Row], alpha: float = ALPHA) -> str:
             f" With {seeds} seeds p cannot go below {smallest_p(seeds):.3g} before the correction, so no difference can be "
             f"significant at {alpha:g}; that takes at least {fewest_seeds(tests, alpha)} seeds."
         )
+    if any(row["p"] < alpha and not row["matters"] for row in rows):
+        how += (
+            f" A difference that is too small to matter does not count: below {SMALLEST:g} for accuracies; below a thousandth "
+            "of the larger loss or a millionth of the loss of the first round for losses."
+        )
+    missing = {row["seeds_needed"] for row in rows if row["seeds"] > 1 and not row["p"] < alpha and row["matters"]}
+    if missing:
+        needed = [z for z in missing if z is not None]
+        most = f"{max(needed)} seeds" if len(needed) == len(missing) else f"more than {MOST_SEEDS} seeds for some"
+        how += f" To tell all differences of the size seen here from chance takes about {most} (power {POWER:.0%})."
     return how
