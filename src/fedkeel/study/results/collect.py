@@ -89,8 +89,8 @@ def _differences(rows: Sequence[Row], found: Sequence[BranchResult]) -> Row:
     places = {one.branch.name: (one.branch.case, one.branch.method, one.branch.axes) for one in found}
     several = len({method for _, method, _ in places.values()}) > 1
     pairs = [pair for pair in combinations(scores, 2) if _are_compared(places[pair[0]], places[pair[1]], several)]
-    first = [one.history[0].get("train_loss") for each in found for one in each.outcomes if one.history]
-    losses = [float(z) for z in first if finite(z) is not None]
+    first = [one.history[0].get("train_loss", math.nan) for each in found for one in each.outcomes if one.history]
+    losses = [z for z in first if finite(z) is not None]
     first_loss = None if score.endswith("accuracy") else max(losses, default=0.0)
     differences = paired_differences(scores, pairs, first_loss)
     for row in rows:

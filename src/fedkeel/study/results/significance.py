@@ -205,8 +205,8 @@ def note(rows: Sequence[Row], alpha: float = ALPHA) -> str:
         )
     if any(row["p"] < alpha and not row["matters"] for row in rows):
         how += (
-            f" A difference that is too small to matter does not count: below {SMALLEST:g} for accuracies; below a thousandth "
-            "of the larger loss or a millionth of the loss of the first round for losses."
+            f" A difference that is too small to matter does not count: below {SMALLEST:g} for accuracies; below a "
+            "thousandth of the larger loss or a millionth of the loss of the first round for losses."
         )
     missing = {row["seeds_needed"] for row in rows if row["seeds"] > 1 and not row["p"] < alpha and row["matters"]}
     if missing:
