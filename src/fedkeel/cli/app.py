@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,10 +19,9 @@ import fedkeel
 from fedkeel.cli import information, studies
 from fedkeel.cli.choose import choose
 from fedkeel.cli.deployment import deploy_app
-from fedkeel.cli.interrupt import SIGTERM_EXIT, EndOnSigterm
 from fedkeel.cli.options import TaskCommand, merged, task_options
 from fedkeel.cli.studies import TASK, Fresh, MLflow, TensorBoard, Wandb
-from fedkeel.errors import RoundError, StorageError
+from fedkeel.errors import RoundError
 from fedkeel.wording import amount
 
 if TYPE_CHECKING:
@@ -244,6 +246,26 @@ information.add_commands(app)
 app.add_typer(deploy_app, name="deploy")
 
 
+SIGTERM_EXIT = 128 + signal.SIGTERM  # the exit code of a command that SIGTERM ended
+
+
+class EndOnSigterm:
+    """From now on, SIGTERM ends the command as Ctrl-C does: it says how to go on, and temporary folders are removed."""
+
+    def __init__(self) -> None:
+        self.happened, self.before = False, signal.SIG_DFL
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGTERM, self._end)  # type: ignore[assignment]
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self.happened = True
+        raise KeyboardInterrupt
+
+    def restore(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.before)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script: every error is one line, with exit code 2 for bad input and 1 for a run that failed."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -260,46 +282,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if "--debug" in words:
             traceback.print_exc()
-        message, code = _explained(error)
+        from fedkeel.cli.error_text import explained
+
+        message, code = explained(error)
         if message:
-            typer.echo(f"error: {_shortened(' '.join(message.split()))}", err=True)
+            typer.echo(f"error: {message}", err=True)
         else:  # `fedkeel` alone: typer has printed the help
             code = 0
     finally:
         terminated.restore()
     sys.exit(SIGTERM_EXIT if terminated.happened else code if isinstance(code, int) else 0)
-
-
-LONGEST_MESSAGE = 4000  # characters
-
-# What other programs call a command -> the command here.
-COMMANDS = {"train": "run", "fit": "run", "simulate": "run", "methods": "algorithms", "data": "datasets"}
-
-
-def _command_hint(message: str) -> str:
-    """The end of the message about an unknown command: the command that is probably meant."""
-    given = message.partition("No such command '")[2].partition("'")[0]
-    known = COMMANDS.get(given.lower())
-    return " To train one method: fedkeel run" if known == "run" else f" Did you mean fedkeel {known}?" if known else ""
-
-
-def _shortened(message: str) -> str:
-    """The message without its middle if it is very long, because the user has given a very long name."""
-    return message if len(message) <= LONGEST_MESSAGE else f"{message[:1000]} ... {message[-500:]}"
-
-
-def _explained(error: Exception) -> tuple[str, int]:
-    """The message of an error, and the exit code."""
-    if isinstance(error, typer.Abort):
-        return "interrupted", 130
-    if hasattr(error, "format_message"):  # typer's own: a missing argument, an unknown command
-        return error.format_message() + _command_hint(error.format_message()), 2
-    message = "; ".join([str(error), *getattr(error, "__notes__", ())])
-    missing_package = isinstance(error, ImportError) and error.name is None  # Python's own errors have a name
-    if isinstance(error, ValueError) or missing_package:
-        return message, 2
-    if isinstance(error, OSError) and error.filename is not None:  # a path that the user gave cannot be used
-        return f"{error.strerror}: {error.filename}", 2
-    if isinstance(error, StorageError | RoundError):
-        return message, 2 if isinstance(error, StorageError) else 1
-    return f"unexpected {type(error).__name__}: {message} (--debug shows the traceback)", 1

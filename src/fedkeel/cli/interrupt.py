@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from types import FrameType
-
 import typer
 
 from fedkeel.errors import RoundError
@@ -22,23 +18,3 @@ def stopped(error: KeyboardInterrupt | RoundError, command: str, kept: bool) -> 
     if kept:
         error.add_note(f"go on with: {command}")
     return error
-
-
-SIGTERM_EXIT = 128 + signal.SIGTERM  # the exit code of a command that SIGTERM ended
-
-
-class EndOnSigterm:
-    """From now on, SIGTERM ends the command as Ctrl-C does: it says how to go on, and temporary folders are removed."""
-
-    def __init__(self) -> None:
-        self.happened, self.before = False, signal.SIG_DFL
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGTERM, self._end)  # type: ignore[assignment]
-
-    def _end(self, number: int, frame: FrameType | None) -> None:
-        self.happened = True
-        raise KeyboardInterrupt
-
-    def restore(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self.before)

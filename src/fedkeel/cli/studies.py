@@ -282,7 +282,7 @@ def _refuse_unknown(ctx: typer.Context, *others: str) -> None:
 
 def _with_options(file: Mapping[str, Any], settings: Mapping[str, Any], shared: SimpleNamespace) -> dict[str, Any]:
     """The content of a study file, changed by the options of the command line."""
-    from fedkeel.study.changes import with_options
+    from fedkeel.study.compare import with_options
 
     options = {name: getattr(shared, name) for name in ("algorithms", "seeds", "target", "tune")}
     return with_options(file, settings, **options, changes=shared.changes or [], search=shared.search or [])

@@ -152,15 +152,3 @@ def named_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
             )
         found.append(device if device.type == "cpu" else torch.device(device.type, device.index or 0))
     return tuple(found)
-
-
-def usable_device(name: str) -> torch.device:
-    """The device of this name, "auto" included. Raises ValueError if nothing can be computed there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).cpu()  # fails on "meta", whose tensors have no numbers
-    except (RuntimeError, AssertionError, ImportError) as error:  # NotImplementedError is a RuntimeError
-        raise ValueError(f"device = {name!r} cannot be used here: {describe(error)}") from error
-    return device

@@ -14,15 +14,16 @@ import math
 from collections import namedtuple
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeel.core.flat import Layers
+from fedkeel.core.ranges import Range
 from fedkeel.core.steps import Grad, Objective, Steps
-from fedkeel.errors import NotFinite
+from fedkeel.errors import NotFinite, OutOfRange
 
 if TYPE_CHECKING:
     from fedkeel.core.algorithm import Algorithm
@@ -104,6 +105,42 @@ def check_finite(*records: Any, without: Collection[str] = (), beside: Sequence[
         if not math.isfinite(total) and not bool(torch.isfinite(z).all()):
             raise NotFinite(f"{name} is not finite")
     return read[len(fields) :]
+
+
+# Ranges that a record declares ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def ranges_of(kind: type) -> dict[str, Range]:
+    """The fields of a record type that declare a range."""
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError:  # types that are written as text may name what only mypy imports
+        return {}
+    found = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in hints.items()}
+    return {name: allowed for name, allowed in found.items() if isinstance(allowed, Range)}
+
+
+def check_ranges(*records: Any) -> None:
+    """Raises OutOfRange, with the field's name, if a record of one client leaves a range that its type declares."""
+    for record in records:
+        if record is not None:
+            for name, allowed in ranges_of(record.__class__).items():
+                z = getattr(record, name)
+                if z.numel() and bool(allowed.rows_outside(z.reshape(1, -1))):
+                    raise OutOfRange(f"{name} has the number {float(z.min()):.3g}; it must be {allowed}")
+
+
+def rows_outside(*records: Any) -> dict[int, str]:
+    """Rows of records [S, ...] that leave a range, and why."""
+    found: dict[int, str] = {}
+    for record in records:
+        for name, allowed in () if record is None else ranges_of(record.__class__).items():
+            z = getattr(record, name)
+            if z.numel():
+                rows = torch.nonzero(allowed.rows_outside(z)).flatten().tolist()
+                found |= dict.fromkeys(rows, f"OutOfRange: {name} must be {allowed}")
+    return found
 
 
 # A trial of a method -------------------------------------------------------------------------------------------------

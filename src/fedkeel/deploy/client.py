@@ -23,7 +23,8 @@ from fedkeel.deploy.local_data import as_federation
 from fedkeel.deploy.messages import FIELDS, ClientInfo, RunSettings, ScoreRequest, TrainReply, TrainRequest, fields_not_sent
 from fedkeel.deploy.prepared_run import PreparedRun, prepare_run
 from fedkeel.deploy.validation import GlobalModel, score
-from fedkeel.engine.client_work import ClientResult, ClientTask, PrivateLayers, one_thread
+from fedkeel.engine.client_work import ClientResult, ClientTask, PrivateLayers
+from fedkeel.engine.machine import one_thread
 
 
 class MessageHandler:

@@ -18,8 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedkeel.core.ranges import check_ranges
-from fedkeel.core.records import Record, check_finite
+from fedkeel.core.records import Record, check_finite, check_ranges
 from fedkeel.deploy.arrays import to_arrays, to_record
 from fedkeel.deploy.errors import InvalidMessage, WrongNodeConfig
 from fedkeel.deploy.messages import NEW

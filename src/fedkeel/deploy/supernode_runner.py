@@ -23,8 +23,7 @@ from fedkeel.channel.channel import Channel
 from fedkeel.channel.feedback import draws
 from fedkeel.channel.sizes import NO_LINKS, record_bytes
 from fedkeel.core.algorithm import SERVER_HOOKS
-from fedkeel.core.ranges import check_ranges
-from fedkeel.core.records import Record, check_finite, trial_upload
+from fedkeel.core.records import Record, check_finite, check_ranges, trial_upload
 from fedkeel.deploy.arrays import arrays_of, count_bytes, dtype_name, record_digest, to_arrays, to_record
 from fedkeel.deploy.client_channel import at_clients, packed_down, unpacked_upload
 from fedkeel.deploy.errors import WRONG_CLIENT, ClientFailed, InvalidMessage

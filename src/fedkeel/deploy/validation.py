@@ -17,9 +17,10 @@ from fedkeel.deploy.messages import FIELDS, NEW, ScoreReply, ScoreRequest
 from fedkeel.deploy.polling import send_all
 from fedkeel.deploy.prepared_run import PreparedRun
 from fedkeel.engine.client_scores import ClientScore, held_out_batches, score_client, score_columns
-from fedkeel.engine.client_work import PrivateLayers, one_thread
+from fedkeel.engine.client_work import PrivateLayers
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.held_out import held_out_sizes
+from fedkeel.engine.machine import one_thread
 from fedkeel.errors import describe
 
 if TYPE_CHECKING:

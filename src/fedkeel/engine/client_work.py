@@ -6,7 +6,6 @@ clients first. The warm-up before the first round is a row of exchanges, too.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.core.device import to_device
-from fedkeel.core.ranges import check_ranges
-from fedkeel.core.records import check_finite, exchanges_of, trial_upload
+from fedkeel.core.records import check_finite, check_ranges, exchanges_of, trial_upload
 from fedkeel.core.steps import Objective, OneClient, Workspace, in_pieces
 from fedkeel.core.torch_private import version
 from fedkeel.data.dataset_pool import CHUNK, DatasetPool
@@ -292,43 +289,3 @@ class ClientWork:
             return in_pieces(*self.cast(*self.fed.take(client, np.arange(n))))
         pieces = np.array_split(np.arange(n), -(-n // CHUNK))
         return ((*self.cast(*self.fed.take(client, numbers)), len(numbers) / n) for numbers in pieces)
-
-
-@contextlib.contextmanager
-def one_thread(*devices: torch.device) -> Iterator[None]:
-    """Runs with one thread, so that every engine adds in the same order. Restores the caller's random state: that of the
-    CPU, and of these devices if they are GPUs.
-
-    Several threads may be inside. Limits and the CPU's random state belong to the process, so the last one restores them.
-    """
-    gpus = {number: torch.cuda.get_rng_state(number) for number in seeding.cuda_numbers(devices)}
-    with seeding.GENERATORS:
-        if not INSIDE.count:
-            INSIDE.threads, INSIDE.random = torch.get_num_threads(), torch.get_rng_state()
-            INSIDE.blas = threadpool_limits(1, user_api="blas")
-        INSIDE.count += 1
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for number, state in gpus.items():
-            torch.cuda.set_rng_state(state, number)
-        with seeding.GENERATORS:
-            INSIDE.count -= 1
-            torch.set_num_threads(INSIDE.threads)
-            if not INSIDE.count:
-                torch.set_rng_state(INSIDE.random)
-                INSIDE.blas.restore_original_limits()
-
-
-class Inside:
-    """The threads inside of `one_thread`, and what the last of them restores."""
-
-    count = 0
-    threads: int
-    random: Tensor
-    blas: Any
-
-
-INSIDE = Inside()

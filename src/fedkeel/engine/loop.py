@@ -31,10 +31,10 @@ from fedkeel.core.records import check_records, floats
 from fedkeel.core.steps import Objective
 from fedkeel.data.federation import Federation
 from fedkeel.engine.callbacks import Callback, RoundState, call_all
-from fedkeel.engine.client_work import ClientWork, PrivateLayers, one_thread
+from fedkeel.engine.client_work import ClientWork, PrivateLayers
 from fedkeel.engine.evaluation import RoundEvaluation
 from fedkeel.engine.exchange import Exchanges, TooFewAnswers
-from fedkeel.engine.machine import keep_freed_memory
+from fedkeel.engine.machine import keep_freed_memory, one_thread
 from fedkeel.engine.objective import loss_name, prepared
 from fedkeel.engine.own_code import NO_CODE, OwnCode
 from fedkeel.engine.own_metrics import OwnMetrics, own_metrics

@@ -1,4 +1,4 @@
-"""The machine that a run uses: versions of the packages, the processor, its cores, the memory of this process.
+"""The machine and the process that a run uses: versions of the packages, the processor, its cores, memory, threads.
 
 Also a setting of the memory allocator that makes training faster.
 """
@@ -10,12 +10,17 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
 
 from fedkeel import __version__
+from fedkeel.engine import seeding
 
 OPT_OUT = "FEDKEEL_MALLOPT"  # an environment variable; 0 leaves the allocator as it is
 # Numbers of glibc's malloc.h, and our values in bytes.
@@ -74,3 +79,43 @@ def keep_freed_memory() -> None:
             mallopt = ctypes.CDLL(None).mallopt
             for option, value in ALLOCATOR_OPTIONS.items():
                 mallopt(option, value)
+
+
+@contextlib.contextmanager
+def one_thread(*devices: torch.device) -> Iterator[None]:
+    """Runs with one thread, so that every engine adds in the same order. Restores the caller's random state: that of the
+    CPU, and of these devices if they are GPUs.
+
+    Several threads may be inside. Limits and the CPU's random state belong to the process, so the last one restores them.
+    """
+    gpus = {number: torch.cuda.get_rng_state(number) for number in seeding.cuda_numbers(devices)}
+    with seeding.GENERATORS:
+        if not INSIDE.count:
+            INSIDE.threads, INSIDE.random = torch.get_num_threads(), torch.get_rng_state()
+            INSIDE.blas = threadpool_limits(1, user_api="blas")
+        INSIDE.count += 1
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for number, state in gpus.items():
+            torch.cuda.set_rng_state(state, number)
+        with seeding.GENERATORS:
+            INSIDE.count -= 1
+            torch.set_num_threads(INSIDE.threads)
+            if not INSIDE.count:
+                torch.set_rng_state(INSIDE.random)
+                INSIDE.blas.restore_original_limits()
+
+
+class Inside:
+    """The threads inside of `one_thread`, and what the last of them restores."""
+
+    count = 0
+    threads: int
+    random: Tensor
+    blas: Any
+
+
+INSIDE = Inside()

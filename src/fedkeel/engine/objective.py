@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkeel.core.algorithm import Algorithm
-from fedkeel.core.device import usable_device
 from fedkeel.core.flat import FlatModel, copy_of, set_memory_format
 from fedkeel.core.steps import Loss, Objective, Step, whole_batch
 from fedkeel.data.dataset_pool import DatasetPool, kind_of
@@ -75,6 +74,18 @@ def seeded(make_model: Callable[[], Any], seed: int) -> Any:
     finally:
         if not gpus:  # torch seeds GPUs when they are first used, by the seed that it was given last
             torch.cuda.manual_seed_all(torch.initial_seed())
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name, "auto" included. Raises ValueError if nothing can be computed there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).cpu()  # fails on "meta", whose tensors have no numbers
+    except (RuntimeError, AssertionError, ImportError) as error:  # NotImplementedError is a RuntimeError
+        raise ValueError(f"device = {name!r} cannot be used here: {describe(error)}") from error
+    return device
 
 
 def make_flat(

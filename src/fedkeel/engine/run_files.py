@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import io
 import json
 import mmap
 from collections.abc import Callable, Mapping
@@ -21,12 +23,12 @@ from fedkeel.core.records import OrdinaryOrder
 from fedkeel.engine.best_round import BestRound
 from fedkeel.engine.client_work import PrivateLayers
 from fedkeel.engine.machine import made_with
-from fedkeel.engine.model_file import MODEL, read_model, write_model
 from fedkeel.engine.result import Clients, KeptClients, Run
 from fedkeel.engine.state import directory
 from fedkeel.engine.state.checkpoint import load_checkpoint
 from fedkeel.engine.state.history_file import HistoryFile
 from fedkeel.engine.state.store import ALIGN, Layout
+from fedkeel.errors import refuse
 from fedkeel.files import as_toml, guarded, read_toml, sealed, write_atomically
 
 STATE = "run.safetensors"  # what `save` keeps of a run beside its model: records, best round, method
@@ -53,7 +55,7 @@ def save_run(run: Run, path: Path) -> Path:
     write_atomically(path / STATE, save(tensors, {"format": FORMAT, "facts": json.dumps(facts)}))
     write_atomically(path / directory.CONFIG, tomli_w.dumps(as_toml(run.config)).encode())
     HistoryFile(path).begin(run.history)
-    write_model(run.model, path)
+    directory.write_model(run.model, path)
     about = run.summary() | {"made_with": made_with()}
     write_atomically(path / directory.SUMMARY, sealed(about, indent=2).encode())
     return path
@@ -71,13 +73,32 @@ def open_run(path: str | Path, model: nn.Module | Callable[[], nn.Module] | None
             "it is not complete; go on with it by train(..., resume=True) or fk.resume" if unfinished else "it holds no run"
         )
         raise ValueError(f"open: {folder}: {more}")
-    weights = _tensors(folder / MODEL)
-    made = read_model(folder, model)
+    weights = _tensors(folder / directory.MODEL)
+    made = _read_model(folder, model)
     made.load_state_dict(weights)
     history = directory.history(folder)
     config = read_toml(folder / directory.CONFIG)
     opened = _from_state if (folder / STATE).exists() else _from_checkpoint
     return opened(folder, {"model": made.eval(), "history": history, "config": config, "out": folder})
+
+
+def _read_model(folder: Path, model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+    """A module whose weights do not matter."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if model is not None:
+        if not callable(model) or not isinstance(made := model(), nn.Module):
+            raise refuse("model", model, "a torch.nn.Module or a function that makes one")
+        return made
+    content = (folder / directory.LAYERS).read_bytes() if (folder / directory.LAYERS).exists() else b""
+    classes = directory.layer_classes(content) if content else None
+    if classes is None:
+        raise ValueError(
+            f"open: {folder} does not hold the layers of the model; pass model=, the model or a function that makes it"
+        )
+    with torch.serialization.safe_globals(classes):
+        found: nn.Module = torch.load(io.BytesIO(content), weights_only=True)
+    return found.to_empty(device="cpu")
 
 
 def _from_state(folder: Path, parts: dict[str, Any]) -> Run:

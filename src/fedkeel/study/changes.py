@@ -10,7 +10,6 @@ from typing import Any
 from fedkeel.core.spelling import parts_of
 from fedkeel.engine.state.directory import HOW
 from fedkeel.runs.config import REPLACES, SETTINGS, hyperparameters_from
-from fedkeel.study.file import choose_methods, override
 from fedkeel.study.results.numbers import of_target
 from fedkeel.wording import literal, value_text
 
@@ -30,33 +29,6 @@ SAME_TASK = (
     "device",
     "devices",
 )  # A change of these does not make another task.
-
-
-def with_options(
-    file: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    *,
-    algorithms: str = "",
-    seeds: int | None = None,
-    target: float | None = None,
-    changes: Sequence[str] = (),
-    search: Sequence[str] = (),
-    tune: bool = False,
-) -> File:
-    """The content of a study file, changed by options. changes: those of --set.  search: those of --search.
-
-    tune: search all methods with equal budgets.
-    """
-    changed = choose_methods(override(file, settings), algorithms)
-    if file.get("sweep") or changes or search or tune:
-        refuse_swept(file, settings)
-        changed = change_search(set_values(changed, changes), [*search, *(["way=fair"] if tune else [])])
-    for key, value in (("seeds", seeds), ("target", target)):
-        if value is not None:
-            changed[key] = value
-            for case in changed["cases"]:
-                case.pop(key, None)
-    return changed
 
 
 def refuse_swept(file: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.study.changes import choose_cases, tell_changes, with_options
+from fedkeel.study.changes import change_search, choose_cases, refuse_swept, set_values, tell_changes
+from fedkeel.study.file import choose_methods, override
 from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects, method_tables, separated
 from fedkeel.study.recipes import read as recipes
 from fedkeel.study.report.write import write_report
@@ -221,3 +222,30 @@ def run_study(
     write(results, out)
     write_report(results, out)
     return results
+
+
+def with_options(
+    file: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    algorithms: str = "",
+    seeds: int | None = None,
+    target: float | None = None,
+    changes: Sequence[str] = (),
+    search: Sequence[str] = (),
+    tune: bool = False,
+) -> dict[str, Any]:
+    """The content of a study file, changed by options. changes: those of --set.  search: those of --search.
+
+    tune: search all methods with equal budgets.
+    """
+    changed = choose_methods(override(file, settings), algorithms)
+    if file.get("sweep") or changes or search or tune:
+        refuse_swept(file, settings)
+        changed = change_search(set_values(changed, changes), [*search, *(["way=fair"] if tune else [])])
+    for key, value in (("seeds", seeds), ("target", target)):
+        if value is not None:
+            changed[key] = value
+            for case in changed["cases"]:
+                case.pop(key, None)
+    return changed

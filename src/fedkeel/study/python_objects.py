@@ -35,9 +35,6 @@ class PythonObjects:
     model: nn.Module | Callable[[], nn.Module] | None = None  # None: the file names the model
     keywords: dict[str, Any] = field(default_factory=dict)  # other arguments of `fk.train`: loss, step, callbacks, ...
 
-    def __bool__(self) -> bool:
-        return self.fed is not None or self.model is not None or bool(self.keywords)
-
 
 NAMES_ONLY = PythonObjects()
 

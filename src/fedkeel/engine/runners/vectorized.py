@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.device import at_border, check_device, stacked_on, to_device, to_host, wait_for
 from fedkeel.core.many_clients import ManyClients, ManyOracle
-from fedkeel.core.ranges import rows_outside
-from fedkeel.core.records import check_finite
+from fedkeel.core.records import check_finite, rows_outside
 from fedkeel.core.steps import at_once
 from fedkeel.core.torch_private import BATCH_NORMS, DROPOUTS
 from fedkeel.data.dataset_pool import DatasetPool

@@ -7,7 +7,10 @@ has digests of the model and the history.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import importlib
+import io
 import logging
 import os
 import zlib
@@ -18,12 +21,12 @@ from typing import Any
 
 import tomli_w
 import torch
-from torch import Tensor
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from fedkeel.data.schema import FILE as SCHEMA
 from fedkeel.data.schema import Schema
 from fedkeel.engine.machine import made_with
-from fedkeel.engine.model_file import LAYERS, MODEL, write_model
 from fedkeel.engine.result import Run
 from fedkeel.engine.state import history_file, store
 from fedkeel.engine.state.checkpoint import Checkpoint, load_checkpoint, round_of
@@ -31,6 +34,9 @@ from fedkeel.engine.state.history_file import Extent, HistoryFile, read_extent
 from fedkeel.errors import Damaged, StorageError, refuse
 from fedkeel.files import Claim, as_toml, guarded, sealed, unsealed, write_atomically
 
+MODEL = "model.safetensors"  # the final weights
+LAYERS = "layers.pt"  # the modules of the model without their weights
+OURS = ("torch.nn.modules.", "fedkeel.models.")  # only layers of these packages are written to LAYERS
 CONFIG = "config.toml"  # all settings
 HISTORY = history_file.FILE  # one row per round
 CHECKPOINT = "checkpoint.safetensors"
@@ -231,3 +237,36 @@ def _older_slots(path: Path) -> dict[str, Tensor]:
         return {store.OLDER: load_checkpoint(path).tensors.get("store.slots", torch.zeros(0, dtype=torch.int64))}
     except Damaged:
         return {}
+
+
+# The model ---------------------------------------------------------------------------------------------------------------
+
+
+def write_model(model: nn.Module, path: Path) -> bytes:
+    """Writes the weights, and the layers if `fk.open` can rebuild them without running code from a file.
+
+    Returns the content of the file with the weights.
+    """
+    weights = {name: z.detach().cpu().contiguous().clone() for name, z in model.state_dict().items()}
+    saved = save(weights)
+    write_atomically(path / MODEL, saved)
+    if all(f"{type(part).__module__}.".startswith(OURS) for part in model.modules()):
+        content = io.BytesIO()
+        torch.save(copy.deepcopy(model).to("meta"), content)
+        if layer_classes(content.getvalue()) is not None:
+            write_atomically(path / LAYERS, content.getvalue())
+    return saved
+
+
+def layer_classes(content: bytes) -> list[Any] | None:
+    """The classes that a file of layers names; None if one of them is neither torch's nor fedkeel's."""
+    found = []
+    for name in torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content)):
+        place, _, attribute = name.rpartition(".")
+        if not f"{place}.".startswith(OURS):
+            return None
+        one = getattr(importlib.import_module(place), attribute, None)
+        if not (isinstance(one, type) and issubclass(one, nn.Module)):
+            return None
+        found.append(one)
+    return found

@@ -78,7 +78,7 @@ class StudyRun:
             self.fresh = directory.next_round(self.out) is None or not from_config.continues(then, self.config)
             return False
         if different := difference(self.out, self.config):
-            if not self.objects:
+            if self.objects == NAMES_ONLY:
                 from_config.task(self.config)  # If a setting is wrong by itself, that error is more useful.
             raise ValueError(f"{different}; choose another --out, or --fresh to replace all runs")
         return directory.summary(self.out, self.config.rounds) is not None

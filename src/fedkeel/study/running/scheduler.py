@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import fedkeel.runs.from_config as from_config
-from fedkeel.core.device import usable_device
 from fedkeel.engine.machine import cores
+from fedkeel.engine.objective import usable_device
 from fedkeel.engine.state import directory
 from fedkeel.files import Claim, guarded
 from fedkeel.study.python_objects import NAMES_ONLY, PythonObjects
@@ -56,7 +56,7 @@ def run_branches(
     objects: model, data and functions that are Python objects.  begin: called after all checks, before the first run starts.
     A run that fails does not stop the others; its outcome has the error.
     """
-    if objects and ray is not None:
+    if objects != NAMES_ONLY and ray is not None:
         raise ValueError("ray is not allowed with Python objects: its nodes load data and models by their names")
     plan = StudyPlan(study, store, fresh, trackers or {}, objects)
     return run_plan(plan, *size(study), jobs=jobs, ray=ray, progress=progress, begin=begin)

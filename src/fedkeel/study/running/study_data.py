@@ -53,7 +53,7 @@ class StudyData:
             if key not in self.without_test:
                 self.without_test[key] = dataclasses.replace(fed, test=None)
             return self.without_test[key]
-        if fed.test is None and not self.objects:
+        if fed.test is None and self.objects == NAMES_ONLY:
             raise ValueError(f"data: {run.config.data} has no test samples, so methods cannot be compared by their accuracy")
         self._check_same(key, run.config)
         return fed
