@@ -1,12 +1,14 @@
 """(g) Every registered method on workload (a), one thread: as a multiple of fedavg, and of the gradients that it computes.
 
 A method and fedavg take turns round by round, so that a busy moment of the machine slows both. The fastest rounds of a pass
-count. The same 20 clients take part again and again, so that all of them have their memory before the timed rounds.
+count, by the CPU time of the thread that runs them: other programs on the same core do not add to it. The same 20 clients
+take part again and again, so that all of them have their memory before the timed rounds.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Semaphore
@@ -25,6 +27,11 @@ from fedkeel.core import steps
 Row = dict[str, Any]
 W = WORKLOADS["a"]
 ROUNDS, SKIP = 8, 4  # of a pass; before the first one
+# Added after version 0.1.0. The target of 46 methods is for the 53 that it had.
+LATER = {
+    "fedexp", "fedacg", "fedsam", "mofedsam", "fedgamma", "fedspeed", "fedsmoo", "fedlesam", "fedvarp",
+    "fedau", "delta-sgd", "fedadamw", "fedmuon", "diloco", "fadas", "fedawe", "fedcams",
+}  # fmt: skip
 COHORTS = [list(range(10)), list(range(10, 20))]
 FORWARD = 1 / 3  # about the share of a gradient's time that its forward pass takes
 
@@ -45,16 +52,25 @@ def made(name: str) -> fk.Algorithm:
 
 
 def run(fed: fk.Federation, name: str, rounds: int, after: Callable[[Row], None] = lambda row: None) -> list[float]:
-    """Seconds of every round."""
-    found = fk.train(
+    """CPU seconds of every round."""
+    found: list[float] = []
+    start = time.thread_time()
+
+    def next_round(row: Row) -> None:
+        nonlocal start
+        found.append(time.thread_time() - start)
+        after(row)
+        start = time.thread_time()
+
+    fk.train(
         W.module, fed, made(name), rounds=rounds, cohort=[COHORTS[t % 2] for t in range(rounds)], local_steps=W.steps,
-        batch_size=W.batch, engine="sequential", evaluate_every=0, progress=after,
+        batch_size=W.batch, engine="sequential", evaluate_every=0, progress=next_round,
     )  # fmt: skip
-    return [row["seconds"] for row in found.history]
+    return found
 
 
 def in_turns(fed: fk.Federation, names: tuple[str, str], rounds: int) -> list[list[float]]:
-    """Seconds of every round of two runs. After each round, a run waits for the other."""
+    """CPU seconds of every round of two runs. After each round, a run waits for the other."""
     turn = Semaphore(1), Semaphore(0)
 
     def one(number: int) -> list[float]:
@@ -121,7 +137,7 @@ def methods(passes: int, step: Callable[[str], None]) -> Iterator[Row]:
 
 
 def section(rows: list[Row]) -> str:
-    lines, missing = [], []
+    lines, missing, met = [], [], 0
     for name in dict.fromkeys(row["who"] for row in rows):
         mine = [row for row in rows if row["who"] == name]
         if "missing" in mine[-1]:
@@ -131,14 +147,16 @@ def section(rows: list[Row]) -> str:
         count = mine[0]["gradients"]
         label = f"{name}: {statistics.median(times):.2f} x fedavg, {count:.3g} gradients a step"
         lines.append(Line(label, [z / max(count, 1) for z in times], "<= 1.3"))  # fedsgd: one step a round
+        met += name not in LATER and bool(lines[-1].met)
     lines.sort(key=lambda line: -statistics.median(line.ratios))
     parts = [
         "## (g) Every method on (a)",
         "",
-        "Time of the fastest round over that of fedavg's, which took turns with it, divided by the gradients that the",
+        "CPU time of the fastest round over that of fedavg's, which took turns with it, divided by the gradients that the",
         "method computes per local step, counted in samples: a full gradient over 600 of them beside 10 steps of 32 is",
         "1.9 more. Sequential engine, one thread.",
-        f"{sum(bool(line.met) for line in lines)} of {len(lines)} meet the target.",
+        f"{sum(bool(line.met) for line in lines)} of {len(lines)} meet the target. Of the methods of version 0.1.0, {met} do"
+        f" (target: 46 of 53, {'met' if met >= 46 else '**missed**'}).",
         "",
         HEAD,
         *map(str, lines),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import checksums
 import contest
 import growth
 import memory
@@ -25,15 +26,16 @@ import methods
 
 Row = dict[str, Any]
 Step = Callable[[str], None]
-SECTIONS = "abcdefghijks"
-PASSES = dict.fromkeys("abcdk", 5) | dict.fromkeys("efg", 3) | {"h": 2, "i": 1, "j": 3, "s": 7}
+SECTIONS = "abcdefghijkls"
+PASSES = dict.fromkeys("abcdk", 5) | dict.fromkeys("efg", 3) | {"h": 2, "i": 1, "j": 3, "l": 3, "s": 7}
 ROWS, PAGE = ROOT / "results" / "bench.jsonl", ROOT / "results" / "bench.md"
 
 
 def rows_of(section: str, passes: int, with_peers: bool, step: Step) -> Iterator[Row]:
     if section in WORKLOADS:
         return contest.contest(section, passes, with_peers, step)
-    return {"g": methods.methods, "h": growth.growth, "i": memory.memory, "s": start.waiting}[section](passes, step)
+    made = {"g": methods.methods, "h": growth.growth, "i": memory.memory, "l": checksums.checksums, "s": start.waiting}
+    return made[section](passes, step)
 
 
 def steps(section: str, passes: int, with_peers: bool) -> int:
@@ -43,13 +45,14 @@ def steps(section: str, passes: int, with_peers: bool) -> int:
         import fedkeel as fk
 
         return len(fk.algorithms())
-    return passes * len({"h": growth.places(), "i": memory.POINTS, "s": start.LIMITS}[section])
+    return passes * len({"h": growth.places(), "i": memory.POINTS, "l": checksums.POINTS, "s": start.LIMITS}[section])
 
 
 def text_of(section: str, rows: list[Row]) -> str:
     if section in WORKLOADS:
         return table.contest_section(section, rows)
-    return {"g": methods.section, "h": growth.section, "i": memory.section, "s": start.section}[section](rows)
+    made = {"g": methods.section, "h": growth.section, "i": memory.section, "l": checksums.section, "s": start.section}
+    return made[section](rows)
 
 
 def read(path: Path) -> list[Row]:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedkeel.engine.state.checksums import number_of
 from fedkeel.errors import Damaged
 from fedkeel.files import guarded
 
@@ -35,6 +36,7 @@ CHUNK_BYTES = 1 << 24  # but no more than this if records are large
 NAME_BYTES = 16
 CHECKPOINTS = 2  # how many of them can be resumed
 OLDER = "store.older"  # in an index: slots that the checkpoint before it needs
+SUMS, OLD_SUMS = "store.checksums", "store.sums"  # in an index: checksums of the clients' slots; before XXH3, CRC-32
 FILE = "clients.bin"
 ALIGN = 64  # bytes; torch aligns its own tensors in the same way
 
@@ -139,7 +141,7 @@ class Store:
         if self.path is not None:
             guarded(self.path, self.memory.flush)
             index["store.name"] = torch.frombuffer(bytearray(self.memory[:NAME_BYTES]), dtype=torch.uint8)
-            index["store.sums"] = torch.tensor([self._sum(slot) for slot in self.live.values()], dtype=torch.int64)
+            index[SUMS] = torch.tensor([self._sum(slot) for slot in self.live.values()], dtype=torch.int64)
         return index | {f"store.initial.{name}": z.cpu() for name, z in self._first().items()}
 
     def _sum(self, slot: int) -> int:
@@ -148,10 +150,10 @@ class Store:
             self.sums[slot] = self._sum_now(slot)
         return self.sums[slot]
 
-    def _sum_now(self, slot: int) -> int:
+    def _sum_now(self, slot: int, checksum: Callable[[memoryview], int] = number_of) -> int:
         with memoryview(self.memory) as memory:
             place = self._place(slot)
-            return zlib.crc32(memory[place : place + self.layout.nbytes])
+            return checksum(memory[place : place + self.layout.nbytes])
 
     def _first(self) -> dict[str, Tensor]:
         """The fields of a new client's record. A checkpoint keeps them: the record may depend on the initial model, and a
@@ -180,16 +182,19 @@ class Store:
         self.sums = {}
         if self.path is not None:
             self._reopen(self.path, bytes(index["store.name"].tolist()), max(now, default=-1) + 1)
-            if "store.sums" in index:  # version 0.1.0 had no checksums
-                self._check(self.path, index["store.sums"].tolist())
+            if SUMS in index:  # version 0.1.0 had no checksums
+                self.sums = self._checked(self.path, index[SUMS].tolist(), number_of)
+            elif OLD_SUMS in index:
+                self._checked(self.path, index[OLD_SUMS].tolist(), zlib.crc32)
 
-    def _check(self, path: Path, sums: list[int]) -> None:
-        """Raises Damaged if a live slot does not have its checksum."""
-        self.sums = dict(zip(self.live.values(), sums, strict=True))
-        bad = [client for client, slot in self.live.items() if self._sum_now(slot) != self.sums[slot]]
+    def _checked(self, path: Path, sums: list[int], checksum: Callable[[memoryview], int]) -> dict[int, int]:
+        """Slot -> its checksum. Raises Damaged if a live slot does not have its checksum."""
+        expected = dict(zip(self.live.values(), sums, strict=True))
+        bad = [client for client, slot in self.live.items() if self._sum_now(slot, checksum) != expected[slot]]
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             raise Damaged(f"resume: {path} is damaged: the checksum of client {bad[0]}{more} is wrong")
+        return expected
 
     def _reopen(self, path: Path, name: bytes, slots: int) -> None:
         """Maps the file into memory, after a check that it has this name and at least this number of slots."""
