@@ -139,7 +139,7 @@ def _free_directory(config: RunConfig, fresh: bool) -> Path:
     other = differences(usual, config)
     if not other:
         return usual
-    words = "-".join(f"{key}={value_text(now, key)}" for key, (_, now) in sorted(other.items()))
+    words = "-".join(f"{key}={value_text(now, key)}" for key, (_, now) in sorted(other.items()) if now is not None)
     out = usual.with_name(file_name(f"{usual.name}-{words}")[:LONGEST_NAME])
     if not out.exists():
         typer.echo(f"{usual} holds a run with other settings; this one goes to {out}")

@@ -47,6 +47,13 @@ def _option(name: str) -> inspect.Parameter:
     field = SETTINGS[name]
     about, shown = field.metadata, field.default if field.default not in (None, ()) else field.metadata["filled"]
     default = "" if shown is None else f" Default {shown}."
+    if _is_switch(name):
+        help = f"{about['doc']}{default} [dim]E.g. {flag(name)}[/dim]"
+        spellings = f"{flag(name)}/--no-{flag(name)[2:]}"
+        option = typer.Option(spellings, help=help, show_default=False, rich_help_panel=about["group"])
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[bool | None, option]
+        )
     example = ",".join(about["example"]) if _is_list(name) else about["example"]
     help = f"{about['doc']}{default} [dim]E.g. {flag(name)} {example}[/dim]"
     metavar = "NAMES" if _is_list(name) else "NAME" if _is_text(name) else "NUMBER"
@@ -54,7 +61,9 @@ def _option(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option])
 
 
-def _setting(name: str, text: str) -> Any:
+def _setting(name: str, text: Any) -> Any:
+    if _is_switch(name):
+        return text
     if _is_list(name):
         return [part.strip() for part in text.split(",") if part.strip() not in ("", "none")]
     return text if _is_text(name) and text.lower() != "none" else literal(text)
@@ -62,6 +71,10 @@ def _setting(name: str, text: str) -> Any:
 
 def _is_list(name: str) -> bool:
     return isinstance(SETTINGS[name].default, tuple)
+
+
+def _is_switch(name: str) -> bool:
+    return isinstance(SETTINGS[name].metadata["example"], bool)
 
 
 def _is_text(name: str) -> bool:

@@ -82,7 +82,7 @@ class RunConfig(Settings):
     )
     regression: bool | None = setting(
         None,
-        "Own tables: true predicts the numbers of the label column, false takes them as classes.",
+        "Own tables: predicts the numbers of the label column. --no-regression takes them as classes.",
         group="Data",
         example=True,
     )
@@ -355,6 +355,8 @@ def resolve(config: RunConfig) -> RunConfig:
         return config
     from fedkeel.core.algorithm import Plan, make
 
+    if config.regression and "split" not in config.given:
+        config = config.changed(split="iid")  # the default split needs classes
     algo = make(config.algorithm, **config.hyperparameters)
     plain = {key: value for key, value in dataclasses.asdict(algo).items() if value is not None}  # type: ignore[call-overload]
     filled = missing_split_options(config) | missing_lora_options(config) | {"hyperparameters": plain}

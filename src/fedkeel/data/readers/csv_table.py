@@ -185,8 +185,8 @@ def _question(path: Path, label: str, names: Sequence[str], rows: int) -> None:
     if many and len(numbers) >= NUMERIC_SHARE * len(names):
         raise ValueError(
             f"data: the column {label!r} of {path} has {len(numbers)} different numbers in {rows} rows. Do you want to "
-            "predict these numbers? Then pass regression=True. Are they classes? Then pass regression=False. Is another "
-            "column the label? Then pass label="
+            "predict these numbers? Then pass regression=True (--regression). Are they classes? Then pass regression=False "
+            "(--no-regression). Is another column the label? Then pass label="
         )
     if len(names) == 1:
         raise ValueError(

@@ -90,8 +90,8 @@ def _finite(table: Table, column: Column, cells: np.ndarray, rows: np.ndarray) -
         path, row = table.places[i]
         raise ValueError(
             f"data: {path} has {str(cells[i])!r} in row {row} of the column {column.name!r}, where it must be a finite "
-            "number as in the other rows; fill it in, remove the row, pass missing='mean' if it is missing, or write the "
-            "numbers as words (n1, n2) if they are names"
+            "number as in the other rows; fill it in, remove the row, pass missing='mean' (--missing mean) if it is "
+            "missing, or write the numbers as words (n1, n2) if they are names"
         )
     return x
 
