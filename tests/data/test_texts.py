@@ -1,5 +1,7 @@
 """Texts in arrays, and the vocabulary that is made from the words of a data set."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -121,3 +123,11 @@ def test_lists_of_strings_are_texts(cache):
     )
     with pytest.raises(ValueError, match=r"clients\[1\]: either the samples of all clients are texts"):
         fk.Federation.from_arrays([(["a"], [0]), (torch.zeros(1, 2), [0])])
+
+
+def test_a_run_on_texts_can_be_opened_and_reads_texts(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    fed = fk.Federation.from_arrays([(["good film", "bad film", "nice"], [1, 0, 1])] * 4)
+    run = fk.train(fk.model("lstm", fed, length=5), fed, "fedavg", rounds=1, cohort=2, progress=False)
+    opened = fk.open(run.save(tmp_path / "run"))
+    assert torch.equal(opened.model(opened.model.reads(["good film"])), run.model(run.model.reads(["good film"])))

@@ -125,7 +125,12 @@ class WordTokenizer:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"identity": self.identity, "tokenizer": self.tokenizer}  # without the texts, which may be many
+        return {"identity": self.identity, "rules": self.tokenizer.to_str()}  # without the texts, which may be many
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from tokenizers import Tokenizer
+
+        self.identity, self.tokenizer = state["identity"], Tokenizer.from_str(state["rules"])
 
     @property
     def vocabulary(self) -> int:

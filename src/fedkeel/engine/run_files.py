@@ -68,6 +68,8 @@ def open_run(path: str | Path, model: nn.Module | Callable[[], nn.Module] | None
     """
     folder = Path(path)
     if not (folder / directory.SUMMARY).exists():
+        if (folder / "study.toml").exists():
+            raise ValueError(f"open: {folder} holds a study; read it with fk.StudyResult.read({str(folder)!r})")
         unfinished = directory.next_round(folder) is not None
         more = (
             "it is not complete; go on with it by train(..., resume=True) or fk.resume" if unfinished else "it holds no run"
