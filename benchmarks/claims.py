@@ -30,6 +30,8 @@ from fedkeel.study.study import Study
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
+STUDIES = ROOT / "benchmarks" / "studies"
+PAPERS = ("gradma", "lada", "lamb", "ppf", "pt")  # how the names of their studies begin
 LEAST = 3  # common seeds; fewer have no useful interval
 BEGIN, END = "<!-- claims: made by benchmarks/claims.py -->", "<!-- end of claims -->"
 CONFIRMED, IN_PART, NOT_CONFIRMED, NOT_TESTABLE = "confirmed", "in part", "not confirmed", "not testable here"
@@ -163,7 +165,25 @@ def page(claims: Sequence[dict[str, Any]]) -> str:
             says = f"\u201c{claim['says']}\u201d ({claim['where']})"
             rows.append(f"| {says} | {claim['regime']} | {'<br>'.join(lines)} | **{what}** |")
         parts.append("\n".join(rows))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, still_to_run()]) + "\n"
+
+
+def still_to_run() -> str:
+    """The studies of benchmarks/studies that are not complete, and how to go on with them."""
+    lines = []
+    for path in sorted(path for paper in PAPERS for path in STUDIES.glob(f"{paper}-*.toml")):
+        wanted = sum(len(branch.seeds) for branch in Study.read(read_toml(path)).branches)
+        kept = outcomes(path.stem) if (RESULTS / path.stem / "runs.tar.xz").exists() else {}
+        done = sum(o.error is None for found in kept.values() for one in found for o in one.outcomes)
+        if done < wanted:
+            title = read_toml(path)["title"]
+            lines.append(
+                f"| {title} | {done} of {wanted} | `python benchmarks/paper_results.py {path.stem} --data-dir DIR` |"
+            )
+    how = "Each command goes on from the runs that are kept, also on another machine. A search comes before its runs."
+    return "\n".join(
+        ["## Still to be run", "", how, "", "| study | runs that are complete | command |", "|---|---|---|", *lines]
+    )
 
 
 def short(claims: Sequence[dict[str, Any]], link: str) -> str:
