@@ -33,6 +33,7 @@ RESULTS = ROOT / "results"
 STUDIES = ROOT / "benchmarks" / "studies"
 PAPERS = ("gradma", "lada", "lamb", "ppf", "pt")  # how the names of their studies begin
 LEAST = 3  # common seeds; fewer have no useful interval
+HOME = "https://github.com/fedkeel/fedkeel/blob/main/"  # README links are absolute, for PyPI
 BEGIN, END = "<!-- claims: made by benchmarks/claims.py -->", "<!-- end of claims -->"
 CONFIRMED, IN_PART, NOT_CONFIRMED, NOT_TESTABLE = "confirmed", "in part", "not confirmed", "not testable here"
 VERDICTS = (CONFIRMED, IN_PART, NOT_CONFIRMED, NOT_TESTABLE)
@@ -201,7 +202,7 @@ def files() -> dict[Path, str]:
     readme = (ROOT / "README.md").read_text()
     before, rest = readme.split(BEGIN)
     after = rest.split(END)[1]
-    link = "\n\nEvery claim in the paper's words, with our numbers and intervals: [results/claims.md](results/claims.md)."
+    link = f"\n\nEvery claim in the paper's words, with our numbers and intervals: [results/claims.md]({HOME}results/claims.md)."
     block = f"{BEGIN}\n{short(claims, link)}\n{END}"
     return {RESULTS / "claims.md": page(claims), ROOT / "README.md": before + block + after}
 

@@ -24,7 +24,8 @@ def test_the_first_example_learns(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```", TEXT, re.S | re.M)
     ended = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    assert float(ended.stdout.split()[-1]) > 0.5
+    assert float(ended.stdout.split()[0]) > 0.5
+    assert "fadamgt" in ended.stdout
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -39,10 +40,14 @@ def test_a_command_has_options_that_exist(line: str) -> None:
 
 
 def test_the_readme_counts_the_methods() -> None:
-    counts = re.findall(r"\d+(?= in all\b)|(?<=\ball )\d+(?= methods)", TEXT)
-    assert counts == [str(len(fk.algorithms()))] * 2
+    assert f"a library of {len(fk.algorithms())} methods" in TEXT
 
 
-def test_links_lead_to_files() -> None:
+def test_links_are_absolute_and_lead_to_files() -> None:
+    """PyPI shows the README, too. It knows no relative links."""
     for link in re.findall(r"\]\(([^)#]*)\)", TEXT):
-        assert (ROOT / link).exists(), link
+        home = re.fullmatch(
+            r"https://(?:github\.com/fedkeel/fedkeel/blob|raw\.githubusercontent\.com/fedkeel/fedkeel)/main/(.+)", link
+        )
+        assert home, link
+        assert (ROOT / home.group(1)).exists(), link
