@@ -202,7 +202,8 @@ def files() -> dict[Path, str]:
     readme = (ROOT / "README.md").read_text()
     before, rest = readme.split(BEGIN)
     after = rest.split(END)[1]
-    link = f"\n\nEvery claim in the paper's words, with our numbers and intervals: [results/claims.md]({HOME}results/claims.md)."
+    where = f"[results/claims.md]({HOME}results/claims.md)"
+    link = f"\n\nEvery claim in the paper's words, with our numbers and intervals: {where}."
     block = f"{BEGIN}\n{short(claims, link)}\n{END}"
     return {RESULTS / "claims.md": page(claims), ROOT / "README.md": before + block + after}
 
