@@ -54,6 +54,8 @@ OPTION_IN_PYTHON = {
     ("reproduce", "show"): "`fedkeel.study.recipes.read.read(NAME).file`",
     ("reproduce", "name"): '`fk.reproduce("NAME")`',
     ("resume", "directory"): "`fk.resume(path)`",
+    ("verify", "directory"): "`fedkeel.deploy.signature.verify(path)`",
+    ("verify", "key"): "`fedkeel.deploy.signature.verify(path, key)`",
     ("report", "directory"): "`fk.StudyResult.read(DIRECTORY)`",
     ("report", "formats"): '`study.plot().savefig("figure.pdf")`',
     ("report", "png"): '`study.plot().savefig("figure.png")`',

@@ -1,4 +1,4 @@
-"""The commands of `fedkeel deploy`."""
+"""The commands of `fedkeel deploy`, and `fedkeel verify`."""
 
 from __future__ import annotations
 
@@ -52,3 +52,27 @@ def deploy_picture(
     from fedkeel.deploy.picture import drawing
 
     typer.echo(drawing(make(name)), nl=False)
+
+
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A deployed run. [dim]E.g. app/run[/dim]")],
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The server's public key or certificate. [dim]E.g. --key server.crt[/dim]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Check the signature of a deployed run: model, history, summary, config and audit log. Exit code 1: it is wrong."""
+    from fedkeel.deploy import signature
+    from fedkeel.errors import Damaged
+
+    try:
+        lines = signature.verify(directory, key)
+    except Damaged as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    for line in lines:
+        typer.echo(line)

@@ -19,8 +19,19 @@ from fedkeel.deploy.arrays import arrays_of, to_arrays, to_record
 from fedkeel.deploy.client_channel import unpacked_upload
 from fedkeel.deploy.client_memory import ClientMemory
 from fedkeel.deploy.errors import InvalidMessage, WrongClient, WrongNodeConfig, error_reply
+from fedkeel.deploy.keys import introduction, private_key, sign
 from fedkeel.deploy.local_data import as_federation
-from fedkeel.deploy.messages import FIELDS, ClientInfo, RunSettings, ScoreRequest, TrainReply, TrainRequest, fields_not_sent
+from fedkeel.deploy.messages import (
+    FIELDS,
+    ClientInfo,
+    Hello,
+    RunSettings,
+    ScoreRequest,
+    TrainReply,
+    TrainRequest,
+    fields_not_sent,
+)
+from fedkeel.deploy.policy import policy_of
 from fedkeel.deploy.prepared_run import PreparedRun, prepare_run
 from fedkeel.deploy.validation import GlobalModel, score
 from fedkeel.engine.client_work import ClientResult, ClientTask, PrivateLayers
@@ -48,7 +59,7 @@ class MessageHandler:
 
     def hello(self, message: Message, context: Context) -> Message:
         """Says which client this is, and how many samples it has."""
-        return _reply(message, lambda: self._introduce(context))
+        return _reply(message, lambda: self._introduce(Hello.read(message.content), context))
 
     def train(self, message: Message, context: Context) -> Message:
         """Does one client's part of a round."""
@@ -58,9 +69,13 @@ class MessageHandler:
         """Says how good the server's model is on the samples that this client holds out."""
         return _reply(message, lambda: self._score(message.content, context))
 
-    def _introduce(self, context: Context) -> RecordDict:
+    def _introduce(self, hello: Hello, context: Context) -> RecordDict:
         client = client_number(context)
-        info = ClientInfo(client=client, samples=self._data_of(client, context).size(client))
+        samples = self._data_of(client, context).size(client)
+        signature = ""
+        if key := context.node_config.get("key"):
+            signature = sign(private_key(str(key)), introduction(hello.nonce, context.node_id, client, samples))
+        info = ClientInfo(client=client, samples=samples, signature=signature)
         return RecordDict({FIELDS: info.to_config()})
 
     def _train(self, content: RecordDict, context: Context) -> RecordDict:
@@ -78,7 +93,11 @@ class MessageHandler:
         fresh = memory is not None and kept is None
         kept = run.kept if fresh else kept
         mem, left = (kept, None) if run.channel is None else run.channel.split(kept, run.initial)
-        result = _local_work(run, request, self._data_of(client, context), down, buffers, mem)
+        fed = self._data_of(client, context)
+        if (policy := policy_of(context.node_config)) is not None:
+            samples = run.work_on(fed, client).fed.size(client)
+            policy.check_work(run.method.name, request.round, request.steps, run.settings.batch_size, samples)
+        result = _local_work(run, request, fed, down, buffers, mem)
         content, left = self._content(run, request, result, fresh, left)
         if memory:
             memory.write(request.base, request.record, run.channel.joined(result.mem, left) if run.channel else result.mem)
@@ -184,5 +203,5 @@ def _local_work(
 def _reply(message: Message, content: Callable[[], RecordDict]) -> Message:
     try:
         return Message(content(), reply_to=message)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return error_reply(message, error)

@@ -16,8 +16,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkeel.core.algorithm import make
 from fedkeel.deploy.client import MessageHandler
+from fedkeel.deploy.errors import error_reply
 from fedkeel.deploy.flower_config import checked_from_flower, from_flower, model_and_data, train_settings
 from fedkeel.deploy.limits import TIMEOUT
+from fedkeel.deploy.policy import policy_of
 from fedkeel.deploy.server import serve
 
 
@@ -27,15 +29,15 @@ def client_from_config() -> ClientApp:
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        return _handler(context).hello(message, context)
+        return _answer("hello", message, context)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _handler(context).train(message, context)
+        return _answer("train", message, context)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return _handler(context).evaluate(message, context)
+        return _answer("evaluate", message, context)
 
     return app
 
@@ -51,7 +53,20 @@ def server_from_config() -> ServerApp:
     return app
 
 
+def _answer(kind: str, message: Message, context: Context) -> Message:
+    """The handler's answer. If no handler can be made, the server learns no more than the class of the error."""
+    try:
+        handler = _handler(context)
+    except (Exception, SystemExit) as error:
+        return error_reply(message, error)
+    answer: Message = getattr(handler, kind)(message, context)
+    return answer
+
+
 def _handler(context: Context) -> MessageHandler:
+    """The policy is checked first, because making a handler imports what the config names."""
+    if (policy := policy_of(context.node_config)) is not None:
+        policy.check_names(context.run_config)
     return _handler_for(json.dumps(dict(context.run_config), sort_keys=True))
 
 
@@ -75,6 +90,9 @@ def _serve(grid: Grid, flat: dict[str, Any]) -> None:
         out=Path(str(flat["out"])) if flat.get("out") else None,
         timeout=float(flat.get("timeout") or TIMEOUT),
         patience=float(flat.get("patience") or TIMEOUT),
+        norm_bound=float(flat.get("norm_bound") or 0) or None,
+        site_keys=str(flat.get("site_keys") or "") or None,
+        sign_with=str(flat.get("sign_with") or "") or None,
         config=config.as_dict() | {"engine": "flower"},
         **train_settings(config),
     )

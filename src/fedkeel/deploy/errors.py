@@ -32,7 +32,7 @@ WITHOUT_DATA = (InvalidMessage, WrongNodeConfig, NotFinite, OutOfRange)  # error
 log = logging.getLogger("fedkeel")
 
 
-def error_reply(message: Message, error: Exception) -> Message:
+def error_reply(message: Message, error: BaseException) -> Message:
     """A reply that carries the error with its code.
 
     The text of an error may contain data of the site: a cell of a table, a name of a file. So the server gets only its

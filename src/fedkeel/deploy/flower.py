@@ -71,6 +71,8 @@ def server_app(
     largest: float = LARGEST,
     most_samples: int = MOST_SAMPLES,
     norm_bound: float | None = None,
+    site_keys: str | Path | None = None,
+    sign_with: str | Path | None = None,
     **settings: Any,
 ) -> ServerApp:
     """The app that the SuperLink runs: the round loop of `fedkeel.train`, with clients on SuperNodes.
@@ -83,6 +85,9 @@ def server_app(
     largest: an upload that contains a larger number is refused.
     most_samples: a client that says that it has more samples is not used.
     norm_bound: uploads longer than this many times the median of their round are refused, such as 10; off by default.
+    site_keys: a folder with the public key of every client, 0.pub, 1.pub and so on. Then each SuperNode needs `key` in its
+        node-config, the file of its private key, and no other node can take its place.
+    sign_with: the server's private key. It signs the finished run; `fedkeel verify` checks it.
     settings: those of `fedkeel.train`, such as rounds, cohort, local_steps, batch_size, weights, seed, min_clients.
     """
     app = ServerApp()
@@ -101,6 +106,8 @@ def server_app(
             largest=largest,
             most_samples=most_samples,
             norm_bound=norm_bound,
+            site_keys=site_keys,
+            sign_with=sign_with,
             **settings,
         )
 

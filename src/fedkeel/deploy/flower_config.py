@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from fedkeel.data.federation import Federation
 
-SERVER_KEYS = ("out", "timeout", "patience")  # in Flower's config, but not part of the run's config
+# In Flower's config, but not part of the run's config. An empty value switches off what it stands for.
+SERVER_KEYS = {"timeout": TIMEOUT, "patience": TIMEOUT, "norm_bound": 0.0, "site_keys": "", "sign_with": ""}
 # Settings that only a simulation has: how clients run on one machine, and metrics that need their data.
 SIMULATION_KEYS = (
     "engine",
@@ -37,7 +38,7 @@ def read_source(source: Path) -> RunConfig:
 def to_flower(config: RunConfig, out: Path) -> dict[str, Any]:
     """The table [tool.flwr.app.config]. Flower flattens it before it reaches the apps."""
     settings = {key: z for key, z in config.as_dict().items() if key not in SIMULATION_KEYS}
-    return settings | {"out": str(out), "timeout": TIMEOUT, "patience": TIMEOUT}
+    return settings | {"out": str(out)} | SERVER_KEYS
 
 
 def from_flower(flat: Mapping[str, Any]) -> RunConfig:
@@ -46,7 +47,7 @@ def from_flower(flat: Mapping[str, Any]) -> RunConfig:
     for key, value in flat.items():
         if key.startswith(HYPERPARAMETERS):
             values["hyperparameters"][key.removeprefix(HYPERPARAMETERS)] = value
-        elif key not in SERVER_KEYS:
+        elif key not in SERVER_KEYS and key != "out":
             values[key] = value
     return RunConfig(**values)
 

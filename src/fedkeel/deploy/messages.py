@@ -53,11 +53,19 @@ class MessageFields:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hello(MessageFields):
+    """The server asks a node who it is."""
+
+    nonce: str  # a random number, so that nobody can send the introduction of another node again
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClientInfo(MessageFields):
     """How a node introduces itself before the first round."""
 
     client: int
     samples: int
+    signature: str  # by the site's key; empty if its node-config has none
 
 
 @dataclass(frozen=True, kw_only=True)

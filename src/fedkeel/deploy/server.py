@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import uuid
 from collections.abc import Callable
@@ -15,14 +16,19 @@ from flwr.serverapp import Grid
 
 from fedkeel.core.algorithm import Algorithm
 from fedkeel.data.federation import Federation
+from fedkeel.deploy.audit import AuditLog
+from fedkeel.deploy.keys import private_key
+from fedkeel.deploy.keys import site_keys as keys_of_sites
 from fedkeel.deploy.limits import LARGEST, MOST_SAMPLES, TIMEOUT, Limits
 from fedkeel.deploy.nodes import ClientNodes
+from fedkeel.deploy.signature import write_signature
 from fedkeel.deploy.supernode_runner import SuperNodes
+from fedkeel.engine.model_file import MODEL
 from fedkeel.engine.result import Run
 from fedkeel.engine.state.directory import holds_checkpoint
 from fedkeel.engine.train import train
 from fedkeel.errors import refuse
-from fedkeel.files import sealed, unsealed, write_atomically
+from fedkeel.files import guarded, sealed, unsealed, write_atomically
 
 DEPLOYMENT = "deployment.json"  # in a run's directory: its name, and every client's number of samples
 
@@ -44,6 +50,8 @@ def serve(
     largest: float = LARGEST,
     most_samples: int = MOST_SAMPLES,
     norm_bound: float | None = None,
+    site_keys: str | Path | None = None,
+    sign_with: str | Path | None = None,
     log: Callable[[str], None] = print_line,
     **settings: Any,
 ) -> Run:
@@ -57,12 +65,22 @@ def serve(
             f"metrics = {settings['metrics']!r} is not allowed in a deployed run: "
             "they need the clients' data, and the server does not have them"
         )
-    nodes = ClientNodes(grid, clients, log, limits)
+    if sign_with is not None:
+        private_key(sign_with)  # raises if it cannot be used
+        if out is None:
+            raise ValueError("sign_with is not allowed without out: there would be nothing to sign")
+    audit = None
+    if out is not None:
+        guarded(Path(out), lambda: Path(out).mkdir(parents=True, exist_ok=True))
+        audit = AuditLog(Path(out))
+        audit.add("start", clients=clients, limits=dataclasses.asdict(limits), keys=site_keys is not None)
+    keys = None if site_keys is None else keys_of_sites(site_keys, clients)
+    nodes = ClientNodes(grid, clients, log, limits, keys, audit)
     run_name = _resumed_run(out, nodes) or _new_run(out, nodes, patience)
     min_clients = settings.get("min_clients", 1)
     validation = settings.get("validation", 0.0)
     timeout = min(timeout, settings.get("deadline") or timeout)
-    supernodes = SuperNodes(grid, nodes, run_name, timeout, patience, min_clients, limits, validation, log)
+    supernodes = SuperNodes(grid, nodes, run_name, timeout, patience, min_clients, limits, validation, log, audit)
     rounds = settings["rounds"]
     result = train(
         model,
@@ -74,6 +92,10 @@ def serve(
         remote=supernodes,
         **settings,
     )
+    if audit is not None:
+        audit.add("end", run=run_name, digest=hashlib.sha256((Path(str(out)) / MODEL).read_bytes()).hexdigest())
+    if sign_with is not None:
+        write_signature(Path(str(out)), sign_with)
     log(f"finished: {json.dumps(result.summary())}")
     return result
 

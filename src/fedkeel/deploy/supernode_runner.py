@@ -25,6 +25,7 @@ from fedkeel.channel.sizes import NO_LINKS, record_bytes
 from fedkeel.core.algorithm import SERVER_HOOKS
 from fedkeel.core.records import Record, check_finite, check_ranges, trial_upload
 from fedkeel.deploy.arrays import arrays_of, count_bytes, dtype_name, record_digest, to_arrays, to_record
+from fedkeel.deploy.audit import AuditLog
 from fedkeel.deploy.client_channel import at_clients, packed_down, unpacked_upload
 from fedkeel.deploy.errors import WRONG_CLIENT, ClientFailed, InvalidMessage
 from fedkeel.deploy.limits import Limits
@@ -52,6 +53,7 @@ class SuperNodes:
     limits: Limits  # of what a reply may contain
     validation: float  # part of its samples that every client holds out
     log: Callable[[str], None]
+    audit: AuditLog | None = None
     name: str = "flower"
     channel: Channel | None = None  # of the run; the round loop sets it
 
@@ -107,6 +109,8 @@ class SuperNodeRunner:
         self.row["answered"] = sorted(exchange.ids[position] for position in range(S) if position not in faults)
         for position, why in sorted(faults.items()):
             self.supernodes.log(f"round {exchange.t}: client {exchange.ids[position]} is dropped: {why}")
+        if self.supernodes.audit is not None:
+            messages.write_down(self.supernodes.audit)
         return messages.uploads
 
 
@@ -212,6 +216,17 @@ class MessageExchange:
         if fields.fresh:
             self.runner.row["fresh"].append(fields.client)
             self.supernodes.log(f"client {fields.client} has lost its record and begins as a new client")
+
+    def write_down(self, audit: AuditLog) -> None:
+        """Writes to the audit log what was sent, who replied what, and who was dropped."""
+        where = {"round": self.exchange.t, "stage": self.exchange.stage}
+        audit.add("sent", **where, to=self.exchange.ids, digest=record_digest(self.exchange.down))
+        for position, client in enumerate(self.exchange.ids):
+            if position in self.uploads.faults:
+                audit.add("dropped", **where, client=client, why=self.uploads.faults[position])
+            else:
+                upload = type(self.like)(*(z[position] for z in self.uploads.up))
+                audit.add("reply", **where, client=client, digest=record_digest(upload))
 
     def drop_long(self) -> None:
         """Drops the uploads that are much longer than the others, if the limits say so."""
