@@ -23,9 +23,8 @@ from fedkeel.deploy.limits import LARGEST, MOST_SAMPLES, TIMEOUT, Limits
 from fedkeel.deploy.nodes import ClientNodes
 from fedkeel.deploy.signature import write_signature
 from fedkeel.deploy.supernode_runner import SuperNodes
-from fedkeel.engine.model_file import MODEL
 from fedkeel.engine.result import Run
-from fedkeel.engine.state.directory import holds_checkpoint
+from fedkeel.engine.state.directory import MODEL, holds_checkpoint
 from fedkeel.engine.train import train
 from fedkeel.errors import refuse
 from fedkeel.files import guarded, sealed, unsealed, write_atomically

@@ -9,8 +9,7 @@ from typing import Any
 
 from fedkeel.deploy import audit
 from fedkeel.deploy.keys import as_pem, fingerprint, is_signed, private_key, public_key, public_key_in, sign
-from fedkeel.engine.model_file import MODEL
-from fedkeel.engine.state.directory import CONFIG, HISTORY, SUMMARY
+from fedkeel.engine.state.directory import CONFIG, HISTORY, MODEL, SUMMARY
 from fedkeel.errors import Damaged
 from fedkeel.files import write_atomically
 

@@ -24,6 +24,7 @@ import torch
 from fedkeel.engine.client_work import ClientWork, Exchange, RecordStack, Uploads
 from fedkeel.engine.machine import cores
 from fedkeel.engine.runners.ray_actor import Actor, Answer, SentTask, as_bytes, pack, record_bytes
+from fedkeel.engine.runners.ray_token import protect_new_cluster
 from fedkeel.engine.state.store import Store
 from fedkeel.errors import describe
 
@@ -49,6 +50,7 @@ def connect(address: str, cpus: int | None = None) -> Callable[[], None]:
         return lambda: None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise a cluster that we start would report to Ray's makers
     options: dict[str, Any] = {"num_cpus": cpus or cores(), "include_dashboard": False} if address == "local" else {}
+    forget = protect_new_cluster() if address == "local" else None
     try:
         host, colon, port = address.rpartition(":")
         if colon and "://" not in address:  # a wrong address fails at once; Ray itself would try for minutes
@@ -57,8 +59,17 @@ def connect(address: str, cpus: int | None = None) -> Callable[[], None]:
             warnings.simplefilter("ignore")  # Ray warns of changes in later releases
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except Exception as error:
+        if forget is not None:
+            forget()
         raise ValueError(f"ray_address = {address!r}: no cluster can be used there: {describe(error)}") from error
-    return ray.shutdown
+    if forget is None:
+        return ray.shutdown
+
+    def end() -> None:
+        ray.shutdown()
+        forget()
+
+    return end
 
 
 def resources(S: int, workers: int | None, device: str) -> tuple[int, dict[str, Any]]:
