@@ -8,16 +8,17 @@ so that `fedkeel --help` is fast.
 from __future__ import annotations
 
 import dataclasses
-import math
-import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.core.hyperparameters import allowed, fits, is_number, python_number
+from fedkeel.core.hyperparameters import allowed, fits, python_number
+from fedkeel.engine import cohort_lists
+from fedkeel.engine.condition_settings import CHANNEL, TIME, Conditions, check_time
 from fedkeel.engine.fleet import Fleet
-from fedkeel.engine.participation import Participation, Schedule, as_text, from_text
+from fedkeel.engine.participation import Schedule, as_text
 from fedkeel.engine.schedule import ALLOWED, check_schedule
+from fedkeel.engine.setting import setting
 from fedkeel.errors import nearest, refuse
 from fedkeel.wording import COUNT_OR_SHARE
 
@@ -31,42 +32,11 @@ STORES = ("auto", "disk")
 ENGINES = ("auto", "sequential", "vectorized", "compiled", "processes", "ray")
 METRICS = ("train", "gradient_norm", "consistency", "drift", "tracking", "qp")  # engine/metrics.py measures them
 NEED_UPLOADS = {"consistency", "drift", "qp"}  # metrics that look at the uploads one by one
-CHANNEL = ("privacy", "uplink", "downlink", "aggregation", "attack")  # settings of what is between clients and server
-TIME = ("clock", "deadline", "overselect", "buffer", "concurrency", "staleness")  # settings of virtual time
 IN_PROCESS = ("sequential", "vectorized", "compiled")  # nothing can stop a client of these engines
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    example: Any,
-    least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-    choices: Sequence[str] = (),
-    also: Sequence[Any] = (),
-    filled: Any = None,
-    allowed: str = "",
-) -> Any:
-    """Declares a setting.
-
-    group: its heading in the help.  example: a value that the help shows.
-    least, above, below, most: the allowed range, as in `hp`.  choices: the allowed words.  also: further allowed values.
-    filled: for a setting that is None by default: the value that takes the place of None where one is needed.
-    allowed: what is allowed in words, if the range and the type do not say it.
-    """
-    about = {"doc": help, "group": group, "example": example, "also": tuple(also), "filled": filled, "allowed": allowed}
-    about |= {"least": least, "above": above, "below": below, "most": most, "choices": tuple(choices)}
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=dict, metadata=about)
-    return dataclasses.field(default=default, metadata=about)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Conditions):
     """How a run is trained. Every value is checked when the object is made."""
 
     rounds: int = setting(100, "Rounds of communication.", group="Training", example=200, least=1)
@@ -76,57 +46,6 @@ class Settings:
         group="Training",
         example=0.1,
         allowed="a count (10) or a fraction (0.1)",
-    )
-    participation: str | None = setting(
-        None,
-        "Who is there: uniform (default), bernoulli, weighted, cyclic, markov, by_label or trace, with options such as "
-        "markov:on=0.2,off=0.1; docs/participation.md lists them. `cohort` then is the largest round.",
-        group="Conditions",
-        example="markov:on=0.2,off=0.1",
-        allowed="a text such as 'markov:on=0.2,off=0.1'",
-    )
-    clock: str | None = setting(
-        None,
-        "Speeds of the clients, for a clock of virtual seconds: phones, hospitals, datacentres or a file NAME.toml "
-        "(docs/participation.md).",
-        group="Conditions",
-        example="phones",
-        allowed="a profile, a file NAME.toml, or fedkeel.Fleet(...)",
-    )
-    deadline: float | None = setting(
-        None,
-        "Virtual seconds after which a round goes on without the clients that are late (needs clock).",
-        group="Conditions",
-        example=60,
-        above=0,
-    )
-    overselect: float = setting(
-        1.0,
-        "Selects this many times the cohort; the round ends when a cohort has answered (needs clock).",
-        group="Conditions",
-        example=1.3,
-        least=1,
-    )
-    buffer: int | None = setting(
-        None,
-        "Asynchronous: the server makes a step after this number of uploads. A round then is such a step.",
-        group="Conditions",
-        example=10,
-        least=1,
-    )
-    concurrency: int | None = setting(
-        None,
-        "Asynchronous: clients that work at the same time (default: the cohort).",
-        group="Conditions",
-        example=50,
-        least=1,
-    )
-    staleness: str | Callable[[int], float] = setting(  # noqa: RUF009
-        "sqrt",
-        "Asynchronous: factor of an upload whose model is tau server steps old: sqrt, 1 / sqrt(1 + tau), or constant, 1.",
-        group="Conditions",
-        example="constant",
-        allowed="'sqrt', 'constant', or a function of tau that returns a number >= 0",
     )
     local_steps: int | None = setting(
         None, "Mini-batch steps of a client in a round.", group="Training", example=20, least=1, filled=10
@@ -170,42 +89,6 @@ class Settings:
         group="Training",
         example="samples",
         choices=("uniform", "samples"),
-    )
-    privacy: str | None = setting(
-        None,
-        "Differential privacy of clients: clipped uploads and noise on their sums; see docs/conditions.md.",
-        group="Conditions",
-        example="gaussian:clip=1,noise=0.8,delta=1e-5",
-        allowed="a text such as 'gaussian:clip=1,epsilon=8', or fedkeel.Privacy(...)",
-    )
-    uplink: str | None = setting(
-        None,
-        "Compression of uploads with error feedback: topk, randk or lowrank, then quantize or sign.",
-        group="Conditions",
-        example="topk:0.01+quantize:4",
-        allowed="a text such as 'topk:0.01+quantize:4', or a list such as [fedkeel.TopK(0.01)]",
-    )
-    downlink: str | None = setting(
-        None,
-        "Compression of what the server sends: quantize, rounded to the nearest.",
-        group="Conditions",
-        example="quantize:8",
-        allowed="a text such as 'quantize:8', or fedkeel.Quantize(8)",
-    )
-    aggregation: str = setting(
-        "mean",
-        "How the server averages: mean, median, trimmed, krum, multi-krum, geometric-median, norm or centred-clipping.",
-        group="Conditions",
-        example="trimmed:0.2",
-        allowed="a text such as 'trimmed:0.2', or an object such as fedkeel.TrimmedMean(0.2)",
-    )
-    attack: str | None = setting(
-        None,
-        "Clients that send something bad, in simulations: sign-flip, noise, model-replacement, alie, inner-product or "
-        "label-flip.",
-        group="Conditions",
-        example="sign-flip:0.2",
-        allowed="a text such as 'sign-flip:0.2', or an object such as fedkeel.SignFlip(0.2)",
     )
     seed: int = setting(0, "Seed of initial weights, sampling and batches.", group="Training", example=1, least=0)
     evaluate_every: int = setting(
@@ -297,7 +180,7 @@ class Settings:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
         if callable(self.cohort):
-            object.__setattr__(self, "cohort", _cohorts_of(self.cohort, self.rounds))
+            object.__setattr__(self, "cohort", cohort_lists.from_function(self.cohort, self.rounds))
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError(
                 f"local_steps = {self.local_steps} is not allowed beside local_epochs = {self.local_epochs}; "
@@ -310,7 +193,7 @@ class Settings:
 
     def _uses(self, names: Collection[str]) -> bool:
         """Is one of these settings not at its default?"""
-        return any(getattr(self, name) != Settings.__dataclass_fields__[name].default for name in names)
+        return any(getattr(self, name) != self.__dataclass_fields__[name].default for name in names)
 
     @property
     def has_channel(self) -> bool:
@@ -321,6 +204,10 @@ class Settings:
     def has_virtual_time(self) -> bool:
         """Does the run count virtual seconds, or is it asynchronous?"""
         return self._uses(("clock", "buffer"))
+
+    def conditions(self) -> dict[str, Any]:
+        """Settings of time that decide about the trained weights; None for those that are not used."""
+        return self.time_identity() if self._uses(TIME) else dict.fromkeys(TIME)
 
     @property
     def is_plain_cohort(self) -> bool:
@@ -360,7 +247,7 @@ class Settings:
         self.check_clients(N)
         check_engine(self.engine)
         if self._uses(TIME):
-            self._check_time(remote)
+            check_time(self, remote)
         if remote and self.participation is not None and self.presence.needs_labels:
             raise ValueError(
                 f"participation = {self.participation!r} is not allowed with clients on other machines: the server does not "
@@ -399,32 +286,6 @@ class Settings:
 
             check_defined(self.metrics, algo)
 
-    def _check_time(self, remote: bool) -> None:
-        """Checks clock, deadline, overselect, buffer, concurrency and staleness against each other."""
-        value: Any
-        for name, value in (("clock", self.clock), ("buffer", self.buffer)):
-            if remote and value is not None:
-                raise ValueError(f"{name} = {value!r} is not allowed with clients on other machines; it is for simulations")
-        for name, value in (("deadline", self.deadline), ("overselect", None if self.overselect == 1 else self.overselect)):
-            if remote and name == "deadline":
-                continue  # clients on other machines have a real clock
-            if value is not None and self.clock is None:
-                raise ValueError(f"{name} = {value} is not allowed without clock; give one, for example clock='phones'")
-            if value is not None and self.buffer is not None:
-                raise ValueError(f"{name} = {value} is not allowed beside buffer: asynchronous runs wait for nobody")
-        for name, value in (("concurrency", self.concurrency), ("staleness", None if self.staleness == "sqrt" else "other")):
-            if value is not None and self.buffer is None:
-                raise ValueError(f"{name} is not allowed without buffer, the number of uploads of a server step")
-        if isinstance(self.cohort, Sequence) or not self.presence.limited:
-            for name, used in (("buffer", self.buffer is not None), ("overselect", self.overselect != 1)):
-                if used:
-                    raise ValueError(
-                        f"{name} is not allowed beside a cohort for every round or beside participation = 'bernoulli'; "
-                        "give cohort as a count or a fraction"
-                    )
-        if self.buffer is not None and getattr(self.presence, "correct", False):
-            raise ValueError("buffer is not allowed beside participation = 'weighted:correct=true'; leave out correct")
-
     def check_clients(self, N: int) -> None:
         """The checks that need the number of clients."""
         S = self.cohort
@@ -435,15 +296,7 @@ class Settings:
         if isinstance(S, float) and not 0 < S <= 1:
             raise refuse("cohort", S, "> 0 and <= 1 as a fraction (write a count as a whole number)")
         if isinstance(S, Sequence):
-            if len(S) < self.rounds:
-                raise ValueError(f"cohort: the list has {len(S)} rounds, the run {self.rounds}")
-            for t, ids in enumerate(S):
-                if isinstance(ids, int | float):
-                    if not (1 <= ids <= N if isinstance(ids, int) else 0 < ids <= 1):
-                        raise ValueError(f"cohort: round {t} has {ids!r}; it must be from 1 to {N}, or a fraction up to 1.0")
-                    continue
-                if not len(ids) or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= N:
-                    raise ValueError(f"cohort: round {t} must name different clients from 0 to {N - 1}, not {list(ids)}")
+            cohort_lists.check(S, self.rounds, N)
         if self.participation is not None and isinstance(S, Sequence):
             raise ValueError(
                 f"participation = {self.participation!r} is not allowed beside a list of clients per round; "
@@ -484,35 +337,6 @@ class Settings:
     def cohort_size(self, N: int) -> int:
         """The cohort as a count. For lists of clients: the longest."""
         return self.largest_cohort(N) if isinstance(self.cohort, Sequence) else _cohort_size(self.cohort, N)
-
-    @property
-    def presence(self) -> Participation:
-        """Who is there, as an object."""
-        return from_text(self.participation)
-
-    def conditions(self) -> dict[str, Any]:
-        """Settings of time that decide about the trained weights; None for those that are not used."""
-        fleet = None if self.clock is None else Fleet(self.clock).identity()
-        rule = self.staleness if isinstance(self.staleness, str) else getattr(self.staleness, "__name__", "a function")
-        return {
-            "clock": fleet,
-            "deadline": self.deadline,
-            "overselect": None if self.overselect == 1 else self.overselect,
-            "buffer": self.buffer,
-            "concurrency": self.concurrency,
-            "staleness": None if self.buffer is None else rule,
-        }
-
-    def freshness(self, tau: int) -> float:
-        """The factor of an upload whose model is tau server steps old."""
-        if self.staleness == "constant":
-            return 1.0
-        if self.staleness == "sqrt":
-            return 1 / math.sqrt(1 + tau)
-        factor = self.staleness(tau)  # type: ignore[operator]
-        if not is_number(python_number(factor)) or factor < 0:
-            raise ValueError(f"staleness: the function returned {factor!r} for {tau}; it must be a number >= 0")
-        return float(factor)
 
     def schedule(self, fed: Federation) -> Schedule:
         """The clients of every round."""
@@ -606,34 +430,12 @@ def _cohort_size(cohort: Any, N: int) -> int:
     return cohort if isinstance(cohort, int) else max(1, round(cohort * N))
 
 
-def _cohorts_of(function: Callable[[int], Any], rounds: int) -> list[Any]:
-    """What the user's function returns for every round: client ids, a count or a fraction."""
-    found: list[Any] = []
-    for t in range(rounds):
-        value = python_number(function(t))
-        value = value.tolist() if hasattr(value, "tolist") else value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found.append(value)
-            continue
-        try:
-            found.append([operator.index(i) for i in value])
-        except TypeError:
-            what = f"{value!r} for round {t}"
-            raise ValueError(f"cohort: the function returned {what}; it must be client ids, a count or a fraction") from None
-    return found
-
-
 def _cohort(value: Any) -> Any:
     """A cohort in Python's own numbers and lists, or the user's function."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if callable(value) or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
-    try:
-        return [[operator.index(i) for i in ids] for ids in value]
-    except TypeError:
-        raise refuse(
-            "cohort", value, "a count (10), a fraction (0.1), a list of client ids per round, or a function of the round"
-        ) from None
+    return cohort_lists.from_lists(value)
 
 
 def alike(key: str, then: Any, now: Any) -> bool:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 from fedkeel.core.hyperparameters import allowed
-from fedkeel.engine.settings import LOCAL_STEPS, Settings, setting
+from fedkeel.engine.setting import setting
+from fedkeel.engine.settings import LOCAL_STEPS, Settings
 from fedkeel.errors import nearest, refuse
 from fedkeel.files import read_toml
 from fedkeel.wording import literal
@@ -234,9 +235,13 @@ class RunConfig(Settings):
         return RunConfig(**combined(self.given, changes))
 
 
-# All settings, in the order of files and help: those with names first.
+# All settings, in the order of files and help: those with names first, conditions last.
 SETTINGS: dict[str, dataclasses.Field[Any]] = {
-    one.name: one for one in sorted(dataclasses.fields(RunConfig), key=lambda one: one.name in Settings.__dataclass_fields__)
+    one.name: one
+    for one in sorted(
+        dataclasses.fields(RunConfig),
+        key=lambda one: (one.name in Settings.__dataclass_fields__, one.metadata["group"] == "Conditions"),
+    )
 }
 OWN_DATA = ("label", "key", "schema", "separator", "missing", "regression", "image_size")  # how own data are read
 # The options of splits and of pretrained models, with the values that `resolve` fills in.
