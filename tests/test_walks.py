@@ -12,7 +12,7 @@ RUN = ["run", "--algorithm", "scaffold", "--rounds", "2", "--engine", "sequentia
 COMPARE = ["compare", "--algorithms", "fedavg,scaffold", "--rounds", "2", "--seeds", "2", "--engine", "sequential"]
 
 
-@pytest.mark.parametrize(("words", "most"), [(RUN, 37), ([*COMPARE, "--jobs", "1"], 59)], ids=["run", "compare"])
+@pytest.mark.parametrize(("words", "most"), [(RUN, 38), ([*COMPARE, "--jobs", "1"], 60)], ids=["run", "compare"])
 def test_features_that_are_off_are_not_called(
     words: list[str], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
