@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import fedkeel as fk
 from fedkeel.cli import app as cli
 from fedkeel.data.load import short_name
 from tests.data import formats
@@ -95,3 +98,14 @@ def test_bad_data_are_one_line(words: list[str], message: str, capsys: Any) -> N
 )
 def test_short_names(data: str, name: str) -> None:
     assert short_name(data) == name
+
+
+def test_the_model_of_a_run_is_exported(place: Path, capsys: Any) -> None:
+    assert fedkeel("run", "--data", "digits", "--split", "iid", *SMALL, "--validation", "0.2", "--out", "x") == 0
+    assert fedkeel("export", "x", "best.safetensors", "--best") == 0
+    best = load_file(place / "best.safetensors")
+    expected = fk.open(place / "x").best.state_dict()
+    assert best.keys() == expected.keys()
+    assert all(torch.equal(best[name], z) for name, z in expected.items())
+    assert fedkeel("export", "x", "model.h5") == 2
+    assert ".onnx" in capsys.readouterr().err

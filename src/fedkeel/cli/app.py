@@ -19,6 +19,7 @@ import fedkeel
 from fedkeel.cli import information, studies
 from fedkeel.cli.choose import choose
 from fedkeel.cli.deployment import deploy_app, verify
+from fedkeel.cli.export import export
 from fedkeel.cli.options import TaskCommand, merged, task_options
 from fedkeel.cli.studies import TASK, Fresh, MLflow, TensorBoard, Wandb
 from fedkeel.errors import RoundError
@@ -243,6 +244,7 @@ def _print_summary(found: dict[str, Any], out: Path) -> None:
 studies.add_commands(app)
 app.command()(verify)
 app.command(cls=TaskCommand)(task_options(TASK)(choose))
+app.command()(export)
 information.add_commands(app)
 app.add_typer(deploy_app, name="deploy")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -18,6 +19,9 @@ from fedkeel.data.texts import PAIR, Texts
 
 WORDS = 10_000  # size of the vocabulary that is made from the texts of a data set
 CHUNK = 4096  # texts that are tokenised at once
+
+MANY = 5000  # texts; tokenising more takes so long that it is announced
+log = logging.getLogger("fedkeel")
 
 D = TypeVar("D")  # a Dataset or a Federation
 
@@ -79,7 +83,10 @@ def as_model_reads(model: Any, fed: D) -> D:
 
 def _ids(parts: list[Texts], tokenizer: Tokenizer, length: int) -> np.ndarray:
     """The ids of all parts one after the other, padded with 0."""
-    rows = np.zeros((sum(map(len, parts)), length), dtype=np.int64)
+    count = sum(map(len, parts))
+    if count > MANY:
+        log.warning("tokenising %s texts; the cache keeps the result", f"{count:,}")
+    rows = np.zeros((count, length), dtype=np.int64)
     at, longest = 0, 1
     for part in parts:
         for start in range(0, len(part), CHUNK):
@@ -111,6 +118,8 @@ class WordTokenizer:
         return Tokenizer.from_str(made.tobytes().decode())
 
     def _train(self) -> Any:
+        if len(self.texts) > MANY:
+            log.warning("collecting the words of %s texts; the cache keeps them", f"{len(self.texts):,}")
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
         made = Tokenizer(models.WordLevel(unk_token="[UNK]"))
