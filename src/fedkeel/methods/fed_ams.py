@@ -68,7 +68,7 @@ class FedAMS(Algorithm):
             g = steps.clip(grad(w))
             m.lerp_(g, 1 - self.beta1)
             v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-            w.sub_(m / (v.sqrt() + self.eps if own else root), alpha=self.lr)
+            w.addcdiv_(m, v.sqrt() + self.eps if own else root, value=-self.lr)
         return Up(dx=w - down.x, v=v), Client(m=m)
 
     def server(self, s: Server, up: Up, r: Round) -> Server:
