@@ -8,7 +8,7 @@ all fields of an upload.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ from fedkeel.channel.words import Condition
 from fedkeel.core.hyperparameters import hp
 from fedkeel.core.round import weighted_sum
 
-BLOCK = 65_536  # columns sorted or multiplied at a time, so that they stay in the cache
+BLOCK = 16_384  # columns sorted or multiplied at a time, so that they stay in the cache
 TINY = 1e-12  # keeps the geometric median from dividing by the distance zero
 
 
@@ -171,10 +171,36 @@ KINDS: list[type[Aggregation]] = [
 def middle(z: Tensor, cut: int) -> Tensor:
     """The mean of each coordinate without its `cut` largest and smallest values, z [S, ...] -> [...]."""
     S, rows = len(z), z.reshape(len(z), -1)
-    out = torch.empty_like(rows[0])
+    out, pairs = torch.empty_like(rows[0]), list(exchanges(S))
     for total, part in zip(torch.split(out, BLOCK), torch.split(rows, BLOCK, 1), strict=True):
-        total.copy_(part.sort(0).values[cut : S - cut].mean(0))
+        total.copy_(torch.stack(_sorted(part, pairs)[cut : S - cut]).mean(0))
     return out.view(z.shape[1:])
+
+
+def _sorted(part: Tensor, pairs: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """The rows of `part` after each column is sorted, by exchanging rows in these pairs. Torch's sort takes ten times as
+    long for so short columns."""
+    rows = list(part.clone())
+    spare = torch.empty_like(rows[0])
+    for a, b in pairs:
+        torch.minimum(rows[a], rows[b], out=spare)
+        torch.maximum(rows[a], rows[b], out=rows[b])
+        rows[a], spare = spare, rows[a]
+    return rows
+
+
+def exchanges(n: int) -> Iterator[tuple[int, int]]:
+    """The pairs of Batcher's sorting network for n numbers: exchanging each pair that is out of order sorts them."""
+    size = 1
+    while size < n:
+        step = size
+        while step:
+            for start in range(step % size, n - step, 2 * step):
+                for i in range(start, min(start + step, n - step)):
+                    if i // (2 * size) == (i + step) // (2 * size):
+                        yield i, i + step
+            step //= 2
+        size *= 2
 
 
 def inner_products(fields: Sequence[Tensor]) -> Tensor:

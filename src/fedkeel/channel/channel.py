@@ -230,9 +230,12 @@ class Channel:
             for v, client in zip(whole, mine, strict=True):
                 v += getattr(kept[client], key).to(z.device)
             arrived = uplink.send(whole, [draws(self.seed, r.t, stage, name, client) for client in mine])
-            whole -= arrived
-            kept |= {client: kept[client]._replace(**{key: v.cpu().clone()}) for client, v in zip(mine, whole, strict=True)}
-            z[rows] = arrived
+            for client, v, came in zip(mine, whole, arrived, strict=True):
+                kept[client] = kept[client]._replace(**{key: (v - came).cpu()})
+            if whole is z:
+                z.copy_(arrived)
+            else:
+                z[rows] = arrived
         return kept
 
     def _senders(self, field: str, r: Round) -> list[int]:
@@ -289,8 +292,8 @@ class Channel:
             if noise:
                 deviation = noise * clip * privacy.scale_of(field)
                 found.add_(private.normal(found, deviation, self.noise_seed, *purpose, field), alpha=one[kind])
-                if field in self.not_negative[stage]:
-                    found.clamp_(min=0)
+                if field in self.not_negative[stage]:  # methods divide by their roots
+                    found.clamp_(min=deviation * one[kind])
             return found
 
         return total

@@ -128,7 +128,8 @@ def protect(
 ) -> None:
     """A client clips its upload and adds noise to it, in place.
 
-    not_negative: fields that noise must not make negative.  purpose: seed, round, exchange and client.
+    not_negative: fields that noise must not make negative; they become at least its standard deviation.
+    purpose: seed, round, exchange and client.
     """
     seed, *rest, client = purpose
     scale = float(factors(norms({name: z[None] for name, z in up.items()}, privacy), privacy.clip))
@@ -139,7 +140,7 @@ def protect(
             deviation = noise * privacy.clip * privacy.scale_of(name)
             z.add_(normal(z, deviation, seed, *rest, name, client))
             if name in not_negative:
-                z.clamp_(min=0)
+                z.clamp_(min=deviation)
 
 
 def noise_of_updates(noise: float, of_counts: float) -> float:
