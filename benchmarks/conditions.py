@@ -248,7 +248,7 @@ def table(name: str, cases: Sequence[Case], done: dict[str, dict[str, Any]]) -> 
 def write(name: str, cases: Sequence[Case], done: dict[str, dict[str, Any]]) -> Path:
     path, findings = FOLDER / f"{name}.md", FOLDER / f"{name}.findings.md"
     unit = "" if cases[0].target is not None else " Test accuracy in percent, mean ± standard deviation over seeds."
-    seeds = len({case.seed for case in cases})
+    seeds = len({case.seed for case in cases if case.key in done})
     step_sizes = " Step sizes come from [a search](steps.md) without conditions; they were not searched again." * (
         name != "steps"
     )
