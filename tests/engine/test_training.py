@@ -384,3 +384,11 @@ def test_a_model_of_an_own_class_is_passed_to_open(tmp_path: Path) -> None:
         fk.open(tmp_path / "run")
     x = federation().x
     assert torch.equal(fk.open(tmp_path / "run", model=Own).model(x), run.model(x))
+
+
+def test_fewer_clients_than_the_default_cohort_all_take_part() -> None:
+    fed = fk.load("digits").split("iid", clients=5)
+    run = fk.train(fk.model("mlp", fed), fed, "fedavg", rounds=1, progress=False)
+    assert run.history[0]["clients"] == 5
+    with pytest.raises(ValueError, match="cohort = 10"):
+        fk.train(fk.model("mlp", fed), fed, "fedavg", rounds=1, cohort=10, progress=False)

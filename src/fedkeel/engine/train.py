@@ -33,7 +33,7 @@ def train(
     algorithm: str | Algorithm,
     *,
     rounds: int = Settings.rounds,
-    cohort: int | float | Sequence[Sequence[int]] | Callable[[int], Any] = Settings.cohort,
+    cohort: int | float | Sequence[Sequence[int]] | Callable[[int], Any] | None = None,
     participation: str | Participation | None = Settings.participation,
     clock: str | Fleet | None = Settings.clock,
     deadline: float | None = Settings.deadline,
@@ -84,7 +84,7 @@ def train(
     The defaults are those of the command line: 100 rounds of 10 clients, 10 local steps with 20 samples each.
 
     cohort: the clients of a round: a count, a fraction (float), the client ids of every round, or a function of the round t
-        that returns client ids, a count or a fraction.
+        that returns client ids, a count or a fraction. None: 10, or all clients if there are fewer.
     participation: who is there, e.g. fedkeel.participation("markov", on=0.2, off=0.1); see docs/participation.md.
     clock: speeds of the clients, e.g. fedkeel.Fleet("phones"); then the history has virtual seconds.
     deadline: virtual seconds after which a round goes on without the late.  overselect: times the cohort to select.
@@ -131,7 +131,7 @@ def train(
     names, objects = separate(metrics)
     settings = Settings(
         rounds=rounds,
-        cohort=cohort,
+        cohort=min(Settings.cohort, len(fed)) if cohort is None else cohort,  # type: ignore[type-var]
         clock=clock,  # type: ignore[arg-type]  # Settings keeps its name
         deadline=deadline,
         overselect=overselect,
