@@ -19,8 +19,8 @@ test-slow: $(TESTED)  ## the slow tests: kills at random moments, large splits
 test-gpu: $(TESTED)  ## every method and engine on your GPU, against the CPU (docs/gpu.md); skipped without a GPU
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
-attack: $(TESTED)  ## a thousand corruptions of run directories, and a failure of every single write
-	FEDKEEL_ATTACKS=130 $(BIN)/python -m pytest tests/hostile
+attack: $(TESTED)  ## 1,040 corruptions of runs, every single write failing, 10,000 inputs, 3,000 data files, hostile replies
+	FEDKEEL_ATTACKS=130 FEDKEEL_INPUTS=10000 FEDKEEL_MUTATIONS=375 $(BIN)/python -m pytest tests/hostile
 
 lint: $(TESTED)  ## check format, lint and types
 	$(BIN)/ruff format --check .

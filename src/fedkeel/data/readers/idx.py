@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ def idx(path: Path) -> np.ndarray:
     if len(data) < 4 or data[:3] != b"\0\0\x08":
         raise broken(path, "it does not begin like an idx file of bytes")
     start = 4 + 4 * data[3]
+    if len(data) < start:
+        raise broken(path, "its heading is cut off")
     shape = tuple(int(z) for z in np.frombuffer(data[4:start], dtype=">u4"))
-    if len(data) != start + int(np.prod(shape)):
-        raise broken(path, f"its heading promises {int(np.prod(shape)):,} bytes, but it holds {len(data) - start:,}")
+    if len(data) != start + math.prod(shape):
+        raise broken(path, f"its heading promises {math.prod(shape):,} bytes, but it holds {len(data) - start:,}")
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
 
 
