@@ -158,3 +158,11 @@ def test_labels_that_no_array_can_hold(tmp_path: Path) -> None:
         (folder / f"{part}.jsonl").write_text(json.dumps({"text": "a", "label": 10**30}) + "\n")
     with pytest.raises(ValueError, match=r"train\.jsonl cannot be read.*OverflowError"):
         fk.load("20newsgroups", tmp_path)
+
+
+def test_a_picture_with_a_broken_chunk(tmp_path: Path) -> None:
+    """Pillow raises a SyntaxError for it."""
+    path = tmp_path / "broken.png"
+    path.write_bytes(png(4, 4).replace(b"IDAT", b"\x06X$$"))
+    with pytest.raises(ValueError, match=r"broken\.png cannot be read.*SyntaxError"):
+        pixels(path)

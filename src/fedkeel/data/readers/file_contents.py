@@ -24,7 +24,7 @@ from fedkeel.data.arrays import Arrays
 # What parsers raise if a file is damaged.
 DAMAGED: tuple[type[Exception], ...] = (EOFError, OSError, ValueError, KeyError, TypeError, IndexError)
 DAMAGED += (AttributeError, ImportError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
-DAMAGED += (pickle.UnpicklingError, csv.Error, struct.error, ArithmeticError, MemoryError, RuntimeError)
+DAMAGED += (pickle.UnpicklingError, csv.Error, struct.error, ArithmeticError, MemoryError, RuntimeError, SyntaxError)
 # A packed file of a data set unpacks to a few times its size. A file that unpacks to much more is refused before it fills
 # the memory.
 LARGEST_RATIO, HARMLESS = 200, 1 << 28  # unpacked bytes per packed byte; bytes that are always allowed
