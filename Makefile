@@ -7,7 +7,7 @@ TESTED := $(VENV)/.ready-to-test
 
 .PHONY: demo docs release test test-slow test-gpu attack lint check bench map options notebooks clean
 
-demo: $(READY)  ## compare seven methods on digits; writes runs/demo/report.html
+demo: $(READY)  ## tune and compare seven methods on digits; writes runs/demo/report.html
 	$(BIN)/fedkeel compare benchmarks/demo.toml --out runs/demo
 
 test: $(TESTED)  ## the fast tests
@@ -52,7 +52,7 @@ notebooks: $(TESTED)  ## run the notebooks and write their outputs into them (ab
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tune]'
 	touch $(READY)
 
 $(TESTED): $(READY)

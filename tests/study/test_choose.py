@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 
 import numpy as np
 import pytest
@@ -77,6 +79,32 @@ def test_optuna_can_read_the_trials(chosen):
     states = [one.state.name for one in optuna.load_study(study_name="scaffold", storage=storage).trials]
     assert "PRUNED" in states
     assert "COMPLETE" in states
+
+
+def test_the_commands_work_when_they_are_pasted(chosen, fedkeel):
+    """From another directory, as the user would do it."""
+    train, deploy = chosen.results["choice"]["commands"]
+    code, _, err = fedkeel(*shlex.split(train)[1:], "--out", "runs/pasted")
+    assert code == 0, err
+    with open("runs/pasted/config.toml", "rb") as file:
+        made = tomllib.load(file)
+    assert made["algorithm"] == chosen.best.name
+    assert made["hyperparameters"]["lr"] == chosen.best.lr
+    code, _, err = fedkeel(*shlex.split(deploy)[1:])
+    assert code == 0, err
+    assert os.path.exists("app/pyproject.toml")
+
+
+def test_the_page_shows_scores_against_communication_and_step_sizes(chosen):
+    text = (chosen.out / "report.html").read_text()
+    assert "data-id='/choice-communication'" in text
+    assert "data-id='/choice-step-sizes'" in text
+    assert "not tuned" not in text
+
+
+def test_a_seed_of_ones_own(tmp_path):
+    found = fk.choose("logistic", "digits", methods=["fedavg", "scaffold"], budget=10, seeds=2, seed=5, **SHORT)
+    assert found.results["seeds"] == [5, 6]
 
 
 @pytest.mark.parametrize(
@@ -229,10 +257,10 @@ def test_a_small_budget_chooses_as_a_large_one_does():
     """In at least 8 of 10 repetitions, a small budget chooses as a large one, or what that cannot tell from its choice."""
     same = 0
     for repetition in range(10):
-        how = {"rounds": 16, "cohort": 3, "local_steps": 8, "loss": nn.functional.mse_loss, "engine": "sequential"}
+        how = {"rounds": 10, "cohort": 3, "local_steps": 5, "loss": nn.functional.mse_loss, "engine": "sequential"}
         how |= {"methods": ["fedavg", "scaffold", "fedadam"], "progress": False, "jobs": 1, "seed": 100 * repetition}
         small, large = (
-            fk.choose(lambda: nn.Linear(4, 1), noisy_task(repetition), budget=budget, **how) for budget in (18, 54)
+            fk.choose(lambda: nn.Linear(4, 1), noisy_task(repetition), budget=budget, **how) for budget in (16, 40)
         )
         best = small.best_name
         standing = {row["method"]: row["standing"] for row in large.results["rows"]}

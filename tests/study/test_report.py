@@ -21,7 +21,7 @@ from fedkeel.runs import trackers
 from fedkeel.study.changes import tell_changes
 from fedkeel.study.compare import run_study
 from fedkeel.study.report import figure, paper_figures, svg
-from fedkeel.study.report.figure import Axis, Bar, Bars, Bubbles, Figure, Heat, Lines, Series
+from fedkeel.study.report.figure import SETTING, Axis, Bar, Bars, Bubbles, Figure, Heat, Lines, Series, style
 from fedkeel.study.report.figures import figures, line_styles
 from fedkeel.study.report.page import page
 from fedkeel.study.report.table_text import (
@@ -165,7 +165,8 @@ def test_a_large_sweep_has_the_looks_of_its_methods():
     """Its lines are not drawn, but their methods are: the keys in the table are those of the curves over the axis."""
     rows = [{"name": f"{m} | lr = {z}", "method": m, "case": ""} for m in ("fedavg", "scaffold") for z in range(9)]
     assert list(line_styles({"rows": rows}).values()) == [0] * 9 + [1] * 9
-    assert list(line_styles({"rows": rows[4:14]}).values()) == list(range(10))
+    several = [method + SETTING * setting for method in (0, 1) for setting in range(5)]  # a method keeps its colour
+    assert list(line_styles({"rows": rows[4:14]}).values()) == several
 
 
 def test_one_axis_is_a_curve(tmp_path):
@@ -732,6 +733,51 @@ def test_in_a_browser(study, tmp_path, width, scheme):
     assert seen["page"] <= seen["window"]  # nothing hangs out on a phone
     assert seen["width"] > 300
     assert (seen["paper"] == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+TOOLS = """<script>
+const seen = {}, figure = document.querySelector("figure");
+const line = () => figure.querySelector("polyline").getAttribute("points");
+const press = kind => figure.querySelector(`[data-switch=${kind}]`).click();
+const saved = [];
+URL.createObjectURL = blob => { saved.push(blob); return "#"; };
+const before = line();
+press("log"); seen.log = line() !== before && !line().includes("NaN"); press("log"); seen.back = line() === before;
+press("smooth"); seen.smooth = line() !== before && !line().includes("NaN");
+seen.tics = figure.querySelectorAll(".ytics text").length; press("smooth");
+for (const kind of ["[data-table=csv]", "[data-table=tex]", "[data-save=svg]"]) document.querySelector(kind).click();
+let printed = "";
+window.print = () => { printed = [...document.body.children].filter(z => z.offsetHeight).map(z => z.tagName).join(); };
+document.querySelector("[data-save=pdf]").click();
+seen.printed = printed;
+seen.wide = [...document.querySelectorAll(".scroll")].map(z => z.scrollWidth - z.clientWidth);
+Promise.all(saved.map(z => z.text())).then(texts => {
+  seen.starts = texts.map(z => z.trim().slice(0, 6)); seen.variables = texts[2].includes("var(--");
+  document.title = JSON.stringify(seen);
+});
+</script>"""
+
+
+@chromium
+@pytest.mark.slow
+def test_switches_and_downloads_in_a_browser_of_1280_pixels(study, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text((study[0] / "report.html").read_text().replace("</body>", TOOLS + "</body>"))
+    done = browse(page, "--window-size=1280,1500", "--virtual-time-budget=5000", "--dump-dom")
+    assert "CONSOLE" not in done.stderr
+    seen = told(done)
+    assert (seen["log"], seen["back"], seen["smooth"]) == (True, True, True)
+    assert seen["tics"] > 2
+    assert seen["starts"] == ["name,c", "% unli", "<svg c"]
+    assert not seen["variables"]  # a file has no page that could define them
+    assert seen["printed"] == "FIGURE"
+    assert max(seen["wide"]) == 0  # no table is cut off
+
+
+def test_methods_never_share_a_colour_and_settings_of_one_method_do():
+    assert len({style(number)[0] for number in range(60)}) == 60
+    assert style(3)[0] == style(3 + SETTING)[0]
+    assert style(3)[1:] != style(3 + SETTING)[1:]
 
 
 # On a phone (a window is never that narrow, a frame is): what hangs out, and what the names leave of the width of a table.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.engine.machine import cores
 from fedkeel.files import guarded, write_atomically
 from fedkeel.runs import from_config
-from fedkeel.study.choosing.answer import candidate_row, commands, sentences
+from fedkeel.study.choosing.answer import candidate_row, commands, sentences, tuning_sentence
 from fedkeel.study.choosing.budget import divide, read_budget
 from fedkeel.study.choosing.candidates import Constraints, cost_of, why_excluded
 from fedkeel.study.choosing.tuning import SEED, TuningPlan
@@ -119,7 +119,8 @@ def run_choice(
     whole = "cosine" in str(getattr(task.config, "lr_schedule", None))
     budget = divide(runs, task.config.rounds, len(candidates), seeds, whole)
     plan = TuningPlan(tuning, out / "tuning", fresh, objects=objects, spending=budget.tuning, spaces=spaces)
-    total = len(candidates) * budget.tuning.explore, len(candidates) * budget.tuning.rounds
+    trained = budget.tuning.explore + sum(count for count, _ in budget.tuning.longer)
+    total = len(candidates) * trained, len(candidates) * budget.tuning.rounds
     found = run_plan(plan, *total, jobs=jobs, progress=progress)
     write_journal(found, spaces, out / "tuning" / "trials.journal")
     rows = [candidate_row(one, spaces[one.branch.method], task.cost(one), budget) for one in found]
@@ -141,6 +142,7 @@ def run_choice(
         "answer": sentences(results, best, sorted(rows, key=_rank), budget),
         "commands": commands(_short(config, study, best), best, out if kept else None),
         "candidates": sorted(rows, key=_rank),
+        "tuning": tuning_sentence(rows),
         "excluded": excluded,
         "budget": {
             "runs": runs,
@@ -149,7 +151,7 @@ def run_choice(
         },
     }
     write_atomically(out / CHOICE, json.dumps(finite(choice), indent=1, allow_nan=False).encode())
-    results = results | {"choice": choice}
+    results = results | {"choice": choice, "tuning": choice["tuning"]}
     write(results, out)
     write_report(results, out)
     return StudyResult(result.study, result.branches, results, out if kept else None)

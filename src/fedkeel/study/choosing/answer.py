@@ -86,12 +86,17 @@ def sentences(results: Mapping[str, Any], best: str, candidates: Sequence[Row], 
     )
     if results["significance"]:
         found.append(results["significance"])
+    found.append(tuning_sentence(candidates))
+    found += [f"{one['method']}: {edge}." for one in candidates if one["method"] in rows for edge in one["edges"]]
+    steps = results["task"].get("local_steps")
+    found += [_cost(rows[one["method"]], one, steps) for one in candidates if one["method"] in rows]
+    return found
+
+
+def tuning_sentence(candidates: Sequence[Row]) -> str:
     spent = sorted({one["rounds"] for one in candidates})
     same = f"{spent[-1]} rounds" if len(spent) == 1 else f"up to {spent[-1]} rounds (a trial that fails ends early)"
-    found.append(f"Each of the {len(candidates)} candidates was tuned with {same}.")
-    found += [f"{one['method']}: {edge}." for one in candidates if one["method"] in rows for edge in one["edges"]]
-    found += [_cost(rows[one["method"]], one) for one in candidates if one["method"] in rows]
-    return found
+    return f"Each of the {len(candidates)} candidates was tuned with {same}."
 
 
 def _words(score: str) -> str:
@@ -107,17 +112,22 @@ def _gradients(count: int) -> str:
     return f"{count} gradient{'s' * (count != 1)} a step"
 
 
-def _cost(row: Row, candidate: Row) -> str:
-    """What a finalist costs one client."""
+def _cost(row: Row, candidate: Row, steps: int | None) -> str:
+    """What a finalist costs one client. steps: its local steps in a round, if all clients have the same number."""
     memory = f"{amount(4 * candidate['memory'])}B of memory" if candidate["memory"] else "no memory"
     parts = [f"{amount(4 * candidate['floats_per_round'])}B a round", _gradients(candidate["gradients"]), memory]
     parts += [] if row.get("seconds") is None else [f"{row['seconds']:.1f} s a run"]
     if row.get("floats_to_target") is not None:
-        parts.append(f"{amount(4 * row['floats_to_target'])}B in {row['rounds_to_target']:.1f} rounds to the target")
+        rounds, share = row["rounds_to_target"], row["rounds_to_target"] / row["rounds"]
+        to = [f"{rounds:.1f} rounds", f"{amount(4 * row['floats_to_target'])}B"]
+        to += [f"{amount(rounds * steps * candidate['gradients'])} gradients"] if steps else []
+        to += [] if row.get("seconds") is None else [f"{share * row['seconds']:.1f} s"]
+        parts.append(f"to the target {' and '.join([', '.join(to[:-1]), to[-1]])}")
     width = candidate["width"]
     if width is not None:
         least = "at least " * width["open"]
-        parts.append(f"within 5 % of its best over {least}{width['decades']:.2g} decades of its step size")
+        decades = f"{least}{width['decades']:.2g} decades of its step size" if width["decades"] else "one step size only"
+        parts.append(f"within 5 % of its best over {decades}")
     return f"{row['name']} costs a client {', '.join(parts)}."
 
 

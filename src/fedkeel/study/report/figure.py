@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,23 @@ MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus")
 LEGEND = 54  # characters of a name in a legend
 
 
+SETTING = 1000  # Style SETTING * k + n is that of the n-th method at its k-th setting: its colour with other dashes.
+GOLDEN = 0.618034  # of the colour circle: hues that follow each other at this distance are far apart
+
+
 def style(number: int) -> tuple[str, str, str]:
     """(colour, dash, marker) of the line with this number."""
-    return COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
+    setting, method = divmod(number, SETTING)
+    look = method + setting
+    return colour(method), DASHES[look % len(DASHES)], MARKERS[look % len(MARKERS)]
+
+
+def colour(method: int) -> str:
+    """The colour of a method. No two methods share one."""
+    if method < len(COLOURS):
+        return COLOURS[method]
+    red, green, blue = colorsys.hls_to_rgb(method * GOLDEN % 1, 0.42 + 0.16 * (method % 2), 0.55)
+    return "#" + "".join(f"{round(255 * z):02X}" for z in (red, green, blue))
 
 
 # Axes -----------------------------------------------------------------------------------------------------------------
@@ -129,7 +144,7 @@ class Series:
         """The indices of the points that get a marker. Every line starts at another one: markers do not form columns."""
         points = [i for piece in self.pieces() for i in piece]
         every = 1 if self.marks else max(1, len(points) // 5)
-        return points[0 if self.marks else (self.style * every) // 7 :: every]
+        return points[0 if self.marks else (sum(divmod(self.style, SETTING)) % 7 * every) // 7 :: every]
 
 
 @dataclass

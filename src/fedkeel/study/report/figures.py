@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedkeel.study.report.figure import Axis, Bar, Bars, Bubbles, Figure, Lines, Series, fit
+from fedkeel.study.report.choice_figures import choice_figures
+from fedkeel.study.report.figure import SETTING, Axis, Bar, Bars, Bubbles, Figure, Lines, Series, fit
 from fedkeel.study.report.sweeps import sweeps
 from fedkeel.study.report.table_text import missed_target_text, seeds_note, target_text, with_deviation
 from fedkeel.study.results.numbers import NOT_RUN, label_of, target_name
@@ -28,20 +29,23 @@ LOG = ("test_loss", "train_loss", "train_set_loss", "objective", "gradient_norm"
 
 
 def line_styles(results: Mapping[str, Any]) -> dict[str, int]:
-    """The number of every line's style. Lines of a method look alike, unless a plot shows several lines of one method."""
+    """The number of every line's style. A method has one colour; if a plot shows it at several settings, dashes differ."""
     rows, methods = results["rows"], list(dict.fromkeys(row["method"] for row in results["rows"]))
     found: dict[str, int] = {}
     for case in dict.fromkeys(row["case"] for row in rows):
         mine = [row for row in rows if row["case"] == case]
         single = len({row["method"] for row in mine}) == len(mine) or len(mine) > MANY
-        for number, row in enumerate(mine):
-            found[row["name"]] = methods.index(row["method"]) if single else number
+        for row in mine:
+            alike = [other["name"] for other in mine if other["method"] == row["method"]]
+            setting = 0 if single else alike.index(row["name"])
+            found[row["name"]] = methods.index(row["method"]) + SETTING * setting
     return found
 
 
 def figures(results: Mapping[str, Any]) -> list[Figure]:
     """All figures, case by case."""
-    style, found = line_styles(results), []
+    style = line_styles(results)
+    found: list[Figure] = choice_figures(results["choice"], style) if "choice" in results else []
     for case in results["cases"]:
         rows = [row for row in results["rows"] if row["case"] == case]
         if results["axes"]:

@@ -14,6 +14,7 @@ from fedkeel.study.report import svg
 from fedkeel.study.report.figure import Figure, Lines
 from fedkeel.study.report.figures import MANY, line_styles
 from fedkeel.study.report.table_text import (
+    as_latex,
     beside_paper,
     failures_text,
     not_reached_note,
@@ -24,6 +25,7 @@ from fedkeel.study.report.table_text import (
     table_rows,
     tried_values,
 )
+from fedkeel.study.results.collect import as_csv
 from fedkeel.study.results.numbers import NOT_RUN, finite, label_of
 from fedkeel.wording import value_text
 
@@ -38,8 +40,11 @@ def page(results: Mapping[str, Any], drawn: Sequence[Figure]) -> str:
         subtitle=_subtitle(results),
         papers=[found for paper in results["paper"] if (found := beside_paper(results["rows"], paper))],
         cases=[_case(results, case, drawn) for case in results["cases"]],
+        choice_figures=[one for one in drawn if one.name.startswith("choice-")],
         robustness=_robustness(results),
         incomplete=_incomplete(results),
+        tables={"csv": as_csv(results), "tex": as_latex(results)},
+        light=svg.LIGHT,
         points={_id(one): finite(_points(one)) for one in drawn if isinstance(one, Lines)},
         plot_style=svg.CLASSES,
     )
@@ -80,6 +85,7 @@ def _points(figure: Lines) -> dict[str, Any]:
     x, y = figure.x, figure.y
     series = [{"name": one.name, "x": one.x, "y": one.y} for one in figure.series if not one.flat]
     ends: dict[str, Any] = {"x": [x.low, x.high], "y": [y.low, y.high], "log": y.log, "logx": x.log}
+    ends["targets"] = list(figure.targets)
     return ends | {"unit": x.unit or x.label, "names": x.names, "series": series}
 
 
@@ -126,7 +132,7 @@ def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> dic
                 "failed": failures_text(row),
                 "heads": ["method", *cells],
                 "cells": [
-                    (text, "" if finite(z) is None else z, row["standing"] * (name in (score, "from the best")))
+                    (text, "" if finite(z) is None else z, row["standing"] * (name == score))
                     for name, (text, z) in cells.items()
                 ],
             }
@@ -137,7 +143,7 @@ def _case(results: Mapping[str, Any], case: str, drawn: Sequence[Figure]) -> dic
         "heads": lines[0]["heads"],
         "lines": lines,
         "notes": " ".join(_notes(results, rows)),
-        "figures": [one for one in drawn if one.case == case],
+        "figures": [one for one in drawn if one.case == case and not one.name.startswith("choice-")],
     }
 
 

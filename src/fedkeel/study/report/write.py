@@ -53,7 +53,9 @@ def results_of(path: Path) -> dict[str, Any]:
                 "move it here, too, or run the study again"
             )
         results = collect(study, read_study(study, store), origin.get("command", ""))
-        results |= {"choice": json.loads((path / CHOICE).read_text())} if (path / CHOICE).exists() else {}
+        if (path / CHOICE).exists():
+            choice = json.loads((path / CHOICE).read_text())
+            results |= {"choice": choice, "tuning": choice.get("tuning", results["tuning"])}
         return results | {"partitions": shown_splits(study, origin.get("partitions", {}))}
     if (path / "config.toml").exists():
         return _single(path)
