@@ -95,7 +95,7 @@ def test_all_columns_can_be_sorted(study):
     results = study[1]
     odd = [row | {"chosen": {"lr": 0.1}, "edges": [], "axes": {"split": "it's"}} for row in results["rows"]]
     text = page(results | {"rows": odd, "axes": {"split": ["it's"]}}, [])
-    table = re.search(r"<table class=summary>.*?</table>", text, re.S)[0]
+    table = re.search(r'<table class="summary.*?</table>', text, re.S)[0]
     values = [re.findall(r"data-value='([^']*)'>", line) for line in table.split("<tr>")[2:]]
     heads = table.count("<button")
     assert [len(z) for z in values] == [heads] * 2  # a quote in a value does not end it

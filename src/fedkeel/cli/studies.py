@@ -91,6 +91,13 @@ SHARED: dict[str, tuple[Any, Any]] = {
     "ray": _option(
         "--ray", "ADDRESS", TEXT, "Run on a Ray cluster: local, auto or host:port. [dim]E.g. --ray 10.0.0.1:6379[/dim]"
     ),
+    "slurm": _option(
+        "--slurm",
+        "KEY=VALUE,...",
+        TEXT,
+        "Run as jobs of a Slurm cluster whose nodes see the directory: partition, hours (limit of a job; it goes on in the "
+        "next one), at-most (jobs at a time). [dim]E.g. --slurm partition=short,hours=4,at-most=20[/dim]",
+    ),
     "tensorboard": _option(
         "--tensorboard", "FOLDER", TEXT, "Also write event files for TensorBoard. [dim]E.g. --tensorboard runs/tb[/dim]"
     ),
@@ -296,17 +303,24 @@ def _run(ctx: typer.Context, file: dict[str, Any], shared: SimpleNamespace, out:
     check_jobs(shared.jobs)
     places = {"tensorboard": shared.tensorboard, "mlflow": shared.mlflow, "wandb": shared.wandb}
     chosen = {name: place for name, place in places.items() if place is not None}
-    if shared.ray is not None and (chosen or shared.jobs is not None):
-        name = next(iter(chosen), "jobs")
+    where = next((name for name in ("ray", "slurm") if getattr(shared, name) is not None), None)
+    if where and (chosen or shared.jobs is not None or None not in (shared.ray, shared.slurm)):
+        name = next(iter(chosen), "jobs" if shared.jobs is not None else "slurm")
         raise ValueError(
-            f"{name} is not allowed with ray: runs go to all cores of the cluster, and send no rows until they end"
+            f"{name} is not allowed with {where}: runs go to the nodes of the cluster, and send no rows until they end"
         )
     if chosen:
         from fedkeel.runs.trackers import check
 
         check(chosen)
     study = Study.read(file)
-    options: dict[str, Any] = {"fresh": shared.fresh, "jobs": shared.jobs, "ray": shared.ray, "trackers": chosen}
+    options: dict[str, Any] = {
+        "fresh": shared.fresh,
+        "jobs": shared.jobs,
+        "ray": shared.ray,
+        "slurm": shared.slurm,
+        "trackers": chosen,
+    }
     # With --fresh, going on would lose the runs that are complete.
     again = shlex.join(word for word in shlex.split(ctx.obj) if word != "--fresh")
     try:

@@ -57,7 +57,7 @@ def compare(
     tune: first search the hyper-parameters of every method that you have not set, with the same number of rounds for each
     and on validation data. search={"trials": 16, "rounds": 50} changes how much each may spend.
     settings: those of `fk.train`, and the other keys of a study file (docs/study.md), such as resplit and search;
-    also ray, tensorboard, mlflow and wandb, as on the command line.
+    also ray, slurm, tensorboard, mlflow and wandb, as on the command line.
 
     >>> study = compare("mlp", "digits", ["fedavg", "scaffold"], rounds=50, seeds=5, target=0.9)
     """
@@ -162,8 +162,8 @@ def _options(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         from fedkeel.runs.trackers import check
 
         check(trackers)
-    rest = {key: z for key, z in settings.items() if key not in (*TRACKERS, "ray")}
-    return {"trackers": trackers, "ray": settings.get("ray")}, rest
+    rest = {key: z for key, z in settings.items() if key not in (*TRACKERS, "ray", "slurm")}
+    return {"trackers": trackers, "ray": settings.get("ray"), "slurm": settings.get("slurm")}, rest
 
 
 def _run(study: Study, objects: PythonObjects, out: str | Path | None, **options: Any) -> StudyResult:
@@ -212,7 +212,7 @@ def run_study(
     """Runs a study, writes results and report to `out`, and returns the results.
 
     store: the directory of all runs, if it is another one.  objects: model and data that have no names.
-    options: jobs, ray, progress and trackers of `run_branches`.
+    options: jobs, ray, slurm, progress and trackers of `run_branches`.
     """
     store = store or out
     branches = run_branches(

@@ -46,12 +46,21 @@ class Pool(Protocol):
         ...
 
 
-def make_pool(jobs: int, ray: str | None, on_row: Callable[[StudyRun, Row], None], on_wait: Callable[[], None]) -> Pool:
-    """ray: the address of a cluster. on_row: called with every round of a run. on_wait: called every moment."""
+def make_pool(
+    jobs: int, ray: str | None, slurm: str | None, on_row: Callable[[StudyRun, Row], None], on_wait: Callable[[], None]
+) -> Pool:
+    """ray: the address of a cluster. slurm: what `--slurm` says.
+
+    on_row: called with every round of a run. on_wait: called every moment.
+    """
     if ray is not None:
         from fedkeel.study.running.ray_runs import RayPool
 
         return RayPool(ray)
+    if slurm is not None:
+        from fedkeel.study.running.slurm_runs import Slurm, SlurmPool
+
+        return SlurmPool(Slurm.read(slurm))
     if jobs > 1 and "fork" in multiprocessing.get_all_start_methods():
         return ForkPool(jobs, on_row, on_wait)
     return OneByOne(on_row)

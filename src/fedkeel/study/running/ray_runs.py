@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fedkeel.runs.from_config as from_config
 from fedkeel.engine.state.directory import RESULTS
-from fedkeel.errors import Busy, describe, in_words
+from fedkeel.errors import describe, in_words
 from fedkeel.files import guarded, write_atomically
 from fedkeel.runs.config import RunConfig
+from fedkeel.study.running.on_node import data_of, train_in_place
 from fedkeel.study.running.plan import StudyRun
-
-# Seconds to wait for the lock of a process whose node died. A network file system may release it late.
-LOCK_WAIT = 120.0
 
 
 class RayPool:
@@ -45,7 +42,7 @@ class RayPool:
         gpus = ray.cluster_resources().get("GPU", 0) > 0 and run.config.device != "cpu"
         remote = ray.remote(_train_on_node).options(num_cpus=1, num_gpus=int(gpus), max_retries=3)
         mark = _mark(run.out)
-        self.pending[remote.remote(run.config.given, mark, run.fresh)] = run, mark
+        self.pending[remote.remote(run.config.given, mark, run.fresh, run.has_test)] = run, mark
 
     def ended(self) -> list[tuple[StudyRun, str | None]]:
         """Waits for the next run that ends."""
@@ -85,7 +82,7 @@ def _mark(out: Path) -> Path:
     return mark
 
 
-def _train_on_node(values: dict[str, Any], mark: Path, fresh: bool) -> dict[str, bytes]:
+def _train_on_node(values: dict[str, Any], mark: Path, fresh: bool, has_test: bool) -> dict[str, bytes]:
     """One run on a node -> the files that this machine must write, if the node cannot write them itself."""
     import torch
 
@@ -95,21 +92,8 @@ def _train_on_node(values: dict[str, Any], mark: Path, fresh: bool) -> dict[str,
     engine = "sequential" if config.engine in ("auto", "processes", "ray") else config.engine
     config = config.changed(engine=engine, ray_address="local")
     if mark.exists():
-        _train_in_place(config, mark.parent, fresh)
+        train_in_place(config, mark.parent, fresh, has_test)
         return {}
     with tempfile.TemporaryDirectory(prefix="fedkeel-") as place:
-        from_config.train(config, place, progress=False)
+        from_config.train(config, place, progress=False, fed=data_of(config, has_test))
         return {file: (Path(place) / file).read_bytes() for file in RESULTS if (Path(place) / file).exists()}
-
-
-def _train_in_place(config: RunConfig, out: Path, fresh: bool) -> None:
-    """One run in its directory. A process of a dead node may hold the lock for a while, so this tries again."""
-    end = time.monotonic() + LOCK_WAIT
-    while True:
-        try:
-            from_config.train(config, out, resume=True, progress=False, fresh=fresh)
-            return
-        except Busy:
-            if time.monotonic() > end:
-                raise
-            time.sleep(1.0)

@@ -45,6 +45,7 @@ def run_branches(
     fresh: bool = False,
     jobs: int | None = None,
     ray: str | None = None,
+    slurm: str | None = None,
     progress: bool = True,
     trackers: dict[str, str] | None = None,
     objects: PythonObjects = NAMES_ONLY,
@@ -53,13 +54,15 @@ def run_branches(
     """Runs what is not complete of a study, and returns the results of all branches, in the order of `study.groups()`.
 
     store: the directory of all runs.  jobs: runs at a time (default: one per core).  ray: the address of a cluster.
+    slurm: how runs become jobs of a Slurm cluster, "partition=short,hours=4,at-most=20".
     objects: model, data and functions that are Python objects.  begin: called after all checks, before the first run starts.
     A run that fails does not stop the others; its outcome has the error.
     """
-    if objects != NAMES_ONLY and ray is not None:
-        raise ValueError("ray is not allowed with Python objects: its nodes load data and models by their names")
+    if objects != NAMES_ONLY and (ray is not None or slurm is not None):
+        name = "slurm" if ray is None else "ray"
+        raise ValueError(f"{name} is not allowed with Python objects: its nodes load data and models by their names")
     plan = StudyPlan(study, store, fresh, trackers or {}, objects)
-    return run_plan(plan, *size(study), jobs=jobs, ray=ray, progress=progress, begin=begin)
+    return run_plan(plan, *size(study), jobs=jobs, ray=ray, slurm=slurm, progress=progress, begin=begin)
 
 
 def run_plan(
@@ -69,14 +72,15 @@ def run_plan(
     *,
     jobs: int | None = None,
     ray: str | None = None,
+    slurm: str | None = None,
     progress: bool = True,
     begin: Callable[[], None] = lambda: None,
 ) -> list[BranchResult]:
     """As `run_branches`. runs, rounds: how many the plan has in all, for the progress bar."""
     store, fresh = plan.store, plan.fresh
     with StudyBar(runs, rounds, progress) as bar:
-        pool = make_pool(cores() if jobs is None else jobs, ray, bar.row, bar.refresh)
-        scheduler = Scheduler(plan, pool, bar, loads_data=ray is None)
+        pool = make_pool(cores() if jobs is None else jobs, ray, slurm, bar.row, bar.refresh)
+        scheduler = Scheduler(plan, pool, bar, loads_data=ray is None and slurm is None)
         try:
             scheduler.check()
             guarded(store, lambda: store.mkdir(parents=True, exist_ok=True))
