@@ -40,7 +40,7 @@ TASKS = {
     "--rounds 12 --validation 0.02 --evaluate-every 6 --algorithms fedavg,fedavgm,fedadam,fedit-adamgt --budget 26runs "
     "--target 0.8",
 }
-# Shakespeare by role has 776,639 test samples, so this script takes a part of it: 20 roles, 300 samples each.
+# Shakespeare by role has 776,639 test samples, so this script takes a part of it: 20 of 100 groups of roles, 300 samples each.
 PYTHON = {
     "shakespeare": "fk.choose(model, fed, budget=30, methods=['fedavg', 'fedavgm', 'scaffold', 'fedadam'], rounds=30, "
     "cohort=4, local_steps=10, evaluate_every=10, engine='sequential', jobs=1, out='runs/choose/shakespeare')"
@@ -82,7 +82,7 @@ def run_in_python(name: str) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.lstm(self.embedding(x))[0][:, -1])
 
-    roles = fk.load("shakespeare").split("by_key")
+    roles = fk.load("shakespeare").split("by_key", clients=100)  # a client has several roles
     large = [i for i in range(len(roles)) if roles.sizes[i] >= 3000][:20]
     pairs = [(roles[i].x[:300].long(), roles[i].y[:300]) for i in large]
     some = torch.randperm(len(roles.test[1]), generator=torch.Generator().manual_seed(0))[:2000]
