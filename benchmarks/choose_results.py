@@ -40,7 +40,7 @@ TASKS = {
     "--rounds 12 --validation 0.02 --evaluate-every 6 --algorithms fedavg,fedavgm,fedadam,fedit-adamgt --budget 26runs "
     "--target 0.8",
 }
-# Shakespeare by role has 776,639 test samples, so this script takes a part of it: 20 of 100 groups of roles, 300 samples each.
+# Shakespeare by role has 776,639 test samples. So this script takes a part: 20 of 100 groups of roles, 300 samples each.
 PYTHON = {
     "shakespeare": "fk.choose(model, fed, budget=30, methods=['fedavg', 'fedavgm', 'scaffold', 'fedadam'], rounds=30, "
     "cohort=4, local_steps=10, evaluate_every=10, engine='sequential', jobs=1, out='runs/choose/shakespeare')"
