@@ -45,7 +45,7 @@ OPTION_IN_PYTHON = {
     ("*", "over"): '`fk.sweep(..., over={"lr": [0.1, 1]})`',
     ("*", "study"): "a study file has the arguments of `fk.compare`",
     ("*", "ray"): '`fk.compare(..., ray="auto")`',
-    ("*", "slurm"): '`fk.compare(..., slurm="hours=4")`',
+    ("*", "slurm"): '`fk.compare(..., slurm="...")`',
     ("*", "tensorboard"): '`fk.compare(..., tensorboard="FOLDER")`',
     ("*", "mlflow"): '`fk.compare(..., mlflow="URI")`',
     ("*", "wandb"): '`fk.compare(..., wandb="PROJECT")`',

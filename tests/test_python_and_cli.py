@@ -35,7 +35,7 @@ def test_the_python_that_it_names_exists():
     from fedkeel.data.partition import PARTITIONS
     from fedkeel.runs.config import SETTINGS
 
-    known = {*SETTINGS, *STUDY_KEYS, "ray", "tensorboard", "mlflow", "wandb"}  # **settings of the studies
+    known = {*SETTINGS, *STUDY_KEYS, "ray", "slurm", "tensorboard", "mlflow", "wandb"}  # **settings of the studies
     split = {name for kind in PARTITIONS.values() for name in inspect.signature(kind).parameters}
     for command, option, _ in table.options():
         text = table.in_python(command, option) or ""
