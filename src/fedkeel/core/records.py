@@ -77,7 +77,7 @@ def is_record(value: Any) -> bool:
 def form(record: Any) -> Any:
     """Names, shapes and dtypes of a record's fields. They stay the same during a run.
 
-    Of what is no record: its type's name, or None for None.
+    If it is not a record: the name of its type, or None for None.
     """
     if not is_record(record):
         return None if record is None else type(record).__name__

@@ -259,7 +259,7 @@ class Exchanges:
         return new
 
     def _commit(self, answers: Answers) -> None:
-        """Puts the new records of the clients that answered in the place of their old ones."""
+        """Replaces the records of the clients that answered by their new ones."""
         uploads, ids = answers.uploads, answers.exchange.ids
         for position, slot in uploads.slots.items():
             if position in uploads.faults:
@@ -274,7 +274,7 @@ class Exchanges:
 
 
 def with_sum_one(r: Round) -> Round:
-    """The round with weights that add up to 1, for means of things that are no displacements. Corrected weights add up to 1
-    only in the mean over many rounds."""
+    """The round with weights that add up to 1: for means of losses and buffers. Weights that correct for participation add up
+    to 1 only in the mean over many rounds."""
     total = float(r.p.sum())
     return r if abs(total - 1) < 1e-9 or not len(r.p) else dataclasses.replace(r, p=r.p / total)

@@ -26,7 +26,7 @@ from fedkeel.engine.runners.runner import Answers, Runner
 from fedkeel.engine.totals import SumPlan
 
 Facts = Callable[[Exchange, list[int], bool], Round]
-REPEATS = 3  # so often clients may run again before the run keeps all uploads
+REPEATS = 3  # times that clients run again; after that, the run keeps all uploads
 
 
 class Folding:
@@ -81,7 +81,7 @@ class Folding:
     def _faults_of_suspects(
         self, runner: Runner, exchange: Exchange, facts: Facts
     ) -> tuple[dict[str, str], Exception | None]:
-        """Runs the suspects among the clients alone. Those that answer are no suspects any more."""
+        """Runs only the clients that are suspects. A suspect that answers is cleared."""
         suspects = exchange.only([position for position, client in enumerate(exchange.ids) if client in self.suspects])
         if not suspects.ids:
             return {}, None

@@ -42,7 +42,7 @@ def cross_entropies(output: Tensor, target: Tensor) -> Tensor:
 
 
 def loss_name(loss: Any) -> str:
-    """A name for a loss, by which a resumed run knows it: as far as it can be named."""
+    """A name for a loss. A run that resumes compares it with the name in the checkpoint."""
     return function_identity(cross_entropy if loss is functional.cross_entropy else loss)
 
 

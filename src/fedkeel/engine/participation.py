@@ -1,4 +1,4 @@
-"""Who takes part in a round: who is there, and whom of those the server takes.
+"""Who takes part in a round: which clients are available, and which of them the server selects.
 
 Every kind is a pure function of the seed and the round. So all engines have the same cohorts, and so has a resumed run.
 A kind says who is there (`present`). The server then takes as many of them as `cohort` says, or all if there are fewer. If

@@ -214,7 +214,7 @@ class Run:
             "rounds": len(self.history),
             "final_accuracy": scores[-1] if scores else None,
             "best_accuracy": max(scores, default=None),
-            # Losses are not protected, so they are no part of what a private run tells.
+            # The noise of privacy does not protect losses, so a private run does not report them.
             "final_train_loss": None if "epsilon" in self.history[-1] else self.history[-1]["train_loss"],
             "up": sum(row["up"] + row.get("warmup_up", 0) for row in self.history),
             "down": sum(row["down"] + row.get("warmup_down", 0) for row in self.history),

@@ -211,7 +211,7 @@ class Settings(Conditions):
 
     @property
     def is_plain_cohort(self) -> bool:
-        """Has every round the same number of clients, drawn from all of them?"""
+        """Does every round draw the same number of clients from all clients?"""
         return self.participation is None and not isinstance(self.cohort, Sequence) and not self.has_virtual_time
 
     def evaluates(self, t: int) -> bool:

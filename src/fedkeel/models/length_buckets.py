@@ -10,7 +10,7 @@ from torch import Tensor
 
 PADDING = 0  # the token id that fills short texts
 PASS = 128  # tokens: what a forward and backward pass costs beside its tokens, about, for small transformers and LSTMs
-CUTS = 32  # at so many places at most a batch may be cut into buckets
+CUTS = 32  # the most places at which a batch is cut into buckets
 
 
 def in_buckets(read: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def worker_update(x: Tensor, x_old: Tensor, steps: Steps, lr: float) -> Tensor:
     w, before, way = steps.copy(x), steps.copy(x_old), steps.copy(x)
     for k, grad in enumerate(steps):
         p = grad(w)
-        # In step 0 w is x: the gradient there is p, which is no constraint, and the way from x is zero.
+        # In step 0, w equals x. So the gradient is p itself, which adds no constraint, and the displacement is zero.
         # In step 1 the previous iterate is x.
         columns = [] if k == 1 else [grad(before)]
         columns += [grad(x), torch.sub(w, x, out=way)] if k else []

@@ -56,7 +56,7 @@ def count(S: int, wanted: float | None) -> int:
 
 
 def check_part(name: str, wanted: float | None, p: Plan) -> None:
-    """Refuses a count above S, and a float that is no fraction. A plan with N = 1 is a trial: it allows any count."""
+    """Refuses a count above S, and a float outside of 0 to 1. A plan with N = 1 is a trial and allows any count."""
     if isinstance(wanted, int) and wanted > p.S and p.N > 1:
         raise ValueError(f"{name}: tracking = {wanted} is not allowed; at most all clients of a round can track, {p.S}")
     if isinstance(wanted, float) and not 0 < wanted <= 1:

@@ -58,7 +58,7 @@ def pack(work: ClientWork, initial: Any) -> tuple[bytes, dict[str, Any]]:
     parts = {one.name: getattr(work, one.name) for one in dataclasses.fields(work)}
     parts["fed"] = {name: z for name, z in fed.items() if name not in data}
     parts["objective"] = dataclasses.replace(work.objective, model=None)  # type: ignore[arg-type]
-    module = copy.deepcopy(work.objective.model.module).cpu()  # a copy's parameters are no views of the flat vector
+    module = copy.deepcopy(work.objective.model.module).cpu()  # in the copy, each parameter has memory of its own
     if isinstance(loss := work.objective.loss, nn.Module):
         parts["objective"].loss = copy.deepcopy(loss).cpu()
     try:  # `initial` is in host memory, as all that the store holds; a node without a GPU could not read anything else

@@ -32,7 +32,7 @@ from fedkeel.files import write_atomically
 
 FORMAT = "fedkeel-checkpoint-2"
 OLD_FORMAT = "fedkeel-checkpoint-1"  # of version 0.1.0: no checksums, and the history in the header
-FACTS = "facts"  # the tensor that holds all that is no tensor, as JSON
+FACTS = "facts"  # this tensor holds, as JSON, everything in the checkpoint that is not a tensor
 # Settings that checkpoints of version 0.1.0 lack, and what such a run had in their place.
 ADDED = {"memory_format": "contiguous", "precision": None, "lr_schedule": None, "validation": 0.0}
 ADDED |= {"privacy": None, "uplink": None, "downlink": None, "aggregation": "mean", "attack": None}
@@ -70,7 +70,7 @@ class RunState:
 class Checkpoint:
     t: int  # the next round
     tensors: dict[str, Tensor]  # server record, model's buffers, index of the store
-    facts: dict[str, Any]  # all that is no tensor
+    facts: dict[str, Any]  # everything that is not a tensor
     parts: dict[str, dict[str, Any]]  # name -> what its `saved` returned
 
 

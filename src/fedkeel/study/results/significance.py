@@ -170,7 +170,7 @@ def indistinguishable(best: str, rows: Sequence[Row], alpha: float = ALPHA) -> l
 def groups(ranked: Sequence[str], rows: Sequence[Row]) -> dict[str, str]:
     """Letters for methods in the order of their scores. Methods that share a letter cannot be told apart.
 
-    A group is a run of neighbours in the ranking of which no two are distinct, as long as possible.
+    A group is a stretch of the ranking in which no two methods are distinct. It is as long as possible.
     """
     apart = {frozenset((row["method"], row["other"])) for row in rows if distinct(row)}
     runs: list[range] = []
