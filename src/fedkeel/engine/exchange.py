@@ -274,7 +274,7 @@ class Exchanges:
 
 
 def with_sum_one(r: Round) -> Round:
-    """The round with weights that add up to 1: for means of losses and buffers. Weights that correct for participation add up
-    to 1 only in the mean over many rounds."""
+    """The round with weights that add up to 1, for means of losses and buffers. Weights that correct for participation add
+    up to 1 only in the mean over many rounds."""
     total = float(r.p.sum())
     return r if abs(total - 1) < 1e-9 or not len(r.p) else dataclasses.replace(r, p=r.p / total)
