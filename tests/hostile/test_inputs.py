@@ -175,3 +175,16 @@ def test_every_input_is_understood_or_refused_in_one_line(
         if wrong or "Traceback" in said.err + said.out or "error: unexpected " in said.err:
             bad.append((number, [z[:60] for z in words], code, said.err[-200:]))
     assert not bad, f"{len(bad)}: {bad[:5]}"
+
+
+@pytest.mark.usefixtures("no_training")
+def test_choose_says_in_one_line_that_every_trial_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["choose", "--algorithms", "fedavg,fedprox", "--rounds", "2", "--budget", "20runs", "--jobs", "1"])
+    assert end.value.code == 1
+    said = capsys.readouterr().err
+    assert "every trial failed: " in said
+    assert "unexpected" not in said

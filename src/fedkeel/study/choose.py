@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.engine.machine import cores
+from fedkeel.errors import RoundError
 from fedkeel.files import guarded, write_atomically
 from fedkeel.runs import from_config
 from fedkeel.study.choosing.answer import candidate_row, commands, sentences, tuning_sentence
@@ -126,7 +127,7 @@ def run_choice(
     rows = [candidate_row(one, spaces[one.branch.method], task.cost(one), budget) for one in found]
     ranked = sorted((row for row in rows if row["score"] is not None), key=lambda row: -row["score"])
     if not ranked:
-        raise RuntimeError(f"choose: all trials failed; {found[0].branch.method}: {found[0].trials[0]['error']}")
+        raise RoundError(found[0].branch.method, 0, None, "choose", f"every trial failed: {found[0].trials[0]['error']}")
     finalists = _finalists([row["method"] for row in ranked], budget.finalists)
     chosen = {row["method"]: row["values"] for row in ranked}
     methods = {name: _without_lists(candidates[name]) | chosen[name] for name in finalists}
