@@ -33,7 +33,7 @@ bench: $(READY)  ## speed and scale beside other simulators, as ratios: results/
 	$(BIN)/fedkeel bench
 
 docs: $(TESTED)  ## the documentation site, into site/; open site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 release: $(TESTED)  ## build wheel and sdist into dist/, and check both
 	rm -rf dist

@@ -54,7 +54,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return _root_links(markdown, base)
     if source.startswith("tutorials/"):
         return re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", markdown.replace("](../docs/", "](../"))
-    if "/" in source:  # generated for the site, or beside its figures as in the repository
+    if source.startswith("results/"):
+        return markdown.replace("../docs/", "../")
+    if "/" in source:  # generated for the site
         return markdown
     markdown = markdown.replace("](../results/", "](results/")
     markdown = markdown.replace("] [", "]&nbsp;[")  # two abbreviations of papers, not a link
