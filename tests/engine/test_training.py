@@ -392,3 +392,22 @@ def test_fewer_clients_than_the_default_cohort_all_take_part() -> None:
     assert run.history[0]["clients"] == 5
     with pytest.raises(ValueError, match="cohort = 10"):
         fk.train(fk.model("mlp", fed), fed, "fedavg", rounds=1, cohort=10, progress=False)
+
+
+def test_ctrl_c_after_the_server_step_goes_back_to_the_last_complete_round() -> None:
+    """The model of the partial run belongs to the last row of its history, also if an evaluation is interrupted."""
+    fed = fk.load("digits").split("iid", clients=10)
+    calls = []
+
+    def interrupts(model: Any, fed: Any) -> dict[str, float]:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return {"calls": len(calls)}
+
+    settings = {"progress": False, "engine": "sequential"}
+    model = fk.model("mlp", fed)
+    partial = fk.train(model, fed, "fedavg", rounds=5, metrics=[interrupts], **settings)
+    whole = fk.train(model, fed, "fedavg", rounds=2, **settings)
+    assert len(partial.history) == 2
+    assert torch.equal(partial.params, whole.params)

@@ -157,30 +157,30 @@ class Trainer:
             self.directory.begin(self.config, state.history, self.fed.schema)
         for row in state.history:
             report(row)
-        before: Any = (state.server, state.buffers)
+        began, before = state.t, (state.server, state.buffers)  # at the start of the running round
         with one_thread(*self.engine.devices, self.model.device), contextlib.ExitStack() as stack:
             if self._goes_on():
                 runner = self._start_runner()
                 stack.callback(runner.close)
-                self._checkpoint(due=True)  # from here on the run can be resumed; also measures what a checkpoint costs
+                self._checkpoint(due=True)  # the run can be resumed from here; measures what a checkpoint costs
                 if not state.warmed_up:
                     self._warm_up(runner)
                 try:
                     while self._goes_on():
-                        before = (state.server, state.buffers)
+                        began, before = state.t, (state.server, state.buffers)
                         report(self._round(runner))
                 except KeyboardInterrupt:
                     if not self.returns_partial or not state.t:
                         raise
-                    if len(state.history) == state.t:  # `report` was interrupted: the round is complete
-                        before = (state.server, state.buffers)
-                    (state.server, state.buffers), state.history = before, state.history[: state.t]
+                    if state.t == began:  # in the middle of a round: back to its start
+                        state.server, state.buffers = before
+                        state.history = state.history[:began]
                     state.stopped = INTERRUPTED
             return self._result()
 
     def _start_runner(self) -> Runner:
         t, time = self.state.t, self.exchanges.time
-        # Not run as a round: the engine measures with it and reads its shapes.
+        # Only an example. The engine takes timings and shapes from it.
         example = self.exchanges.plan("client", t, self.exchanges.participants(t)[: self.S] or [0])
         rounds = self.settings.rounds - t
         runner = self.engine.start(self.exchanges.work, self.store, self.initial, example, self.S, rounds)

@@ -30,7 +30,7 @@ class Client(NamedTuple):
 
 class Up(NamedTuple):  # of one client; `server` gets them stacked, [S, d]
     dx: Tensor  # [d] local minus global model
-    dy: Tensor  # [d] change of the client's tracking variable; 0, and not sent, unless the client tracks
+    dy: Tensor  # [d] change of the client's tracking variable; 0 for a client that does not track, which does not send it
 
 
 @algorithm(
@@ -51,12 +51,12 @@ class FAdamGT(Algorithm):
 
     Prefer it where clients differ, take part often enough and can keep two vectors. On MNIST with Dirichlet 0.1 and K = 20
     local steps it needed 32 rounds to 94 %, SCAFFOLD 43, LocalAdam 52 and FedAvg 59 (five seeds; results/pt-local-steps).
-    FedLADA, whose clients keep nothing, was level with it. The minimiser of the global loss is its fixed point. With
-    `tracking` fewer than all clients of a round send dy.
+    FedLADA, whose clients keep nothing, needed about as many. The minimiser of the global loss is its fixed point.
+    `tracking` limits how many clients of a round send dy.
 
-    Differs from the paper: v_hat restarts at the stored v, because Algorithm 1 does not say (`persist_vhat` keeps it). The
-    server adds the change of y_i, as line 29 has it. Line 27 subtracts something else. In a run with `clip`, y_i is the mean
-    of the clipped directions without their correction, as in SCAFFOLD.
+    Differs from the paper: Algorithm 1 does not say how v_hat starts. Here every round starts it at the stored v
+    (`persist_vhat` keeps it). Lines 27 and 29 disagree about what the server adds to y; here it adds the change of y_i, as
+    line 29 does. In a run with `clip`, y_i is the mean of the clipped directions without their correction, as in SCAFFOLD.
     """
 
     lr: float = hp(1e-3, "eta_l, local step size", above=0)

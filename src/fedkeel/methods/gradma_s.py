@@ -18,10 +18,10 @@ class Server(NamedTuple):
     m: Tensor  # [d] corrected momentum
     D: Tensor  # [m, d] remembered displacements
     gram: Tensor  # [m, m] inner products of their rows
-    scale: Tensor  # [m] what each row is to be multiplied by
+    scale: Tensor  # [m] factor of each row: scale * D are the displacements
     ids: Tensor  # [m] the client of each row, -1 if empty
-    visits: Tensor  # [m] rounds in which it took part
-    since: Tensor  # [m] the round in which it was put in
+    visits: Tensor  # [m] rounds in which the row's client took part
+    since: Tensor  # [m] the round in which the row's client was put in
 
 
 class Down(NamedTuple):
@@ -49,15 +49,15 @@ class GradMAS(Algorithm):
 
     Prefer it when 10 % of the clients or fewer come to a round and the server can keep a vector of each: on CIFAR-10
     (LeNet-5, 10 of 100 clients, three seeds) it was 4.7 to 5.6 points above FedAvg and 1.3 to 6.9 above FedAvgM at Dirichlet
-    1 to 0.01 (results/claims.md). The server remembers up to `memory` clients and forgets the least active. If the
-    displacements span the space (d not above the number of clients), only 0 agrees with all of them and the model stands
-    still.
+    1 to 0.01 (results/claims.md). The server remembers up to `memory` clients and forgets the least active. If every
+    direction conflicts with some displacement, the projection is 0 and the model stands still. Only models with fewer
+    parameters than `memory` can come to that.
 
     Differs from the paper: with beta2 = 0 absent clients are forgotten, as Algorithm 3 prints, while the text (section 6.2)
-    says that their latest update is kept. With beta2 > 0, decay alone changes nothing, because only directions count. beta2
-    says how much of a client's older displacements remains when its next one is added.
+    says that their latest update is kept. With beta2 > 0, decay alone changes nothing: a shorter row gives the same
+    projection. beta2 says how much of a client's older displacements remains when its next one is added.
     Differs from public code: one projection for the whole model, as in the paper, not one per tensor; clients weigh
-    equally, as listed, unless weights="samples" (the code weighs them by their samples).
+    equally, as in Algorithm 3, unless weights="samples" (the code weighs them by their samples).
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))

@@ -38,15 +38,16 @@ class Up(NamedTuple):  # of one client; `server` gets them stacked, [S, d]
 )
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(Algorithm):
-    """Every client remembers its own mean gradient c_i, the server their mean c, and each step is corrected by c - c_i.
+    """Each client keeps its mean gradient c_i, the server keeps the mean c of all c_i, and each step adds c - c_i.
 
     Prefer it when clients differ, can keep one vector between rounds and take part often enough to keep c_i fresh. Its
     fixed point is the minimiser of the global loss for any number of local steps. If clients take part rarely, their c_i are
     old and make it slow.
 
     Differs from the paper: option II is computed as the mean of the local gradients, not from the displacement. Both are
-    the same number, but the displacement loses digits in float32. In a run with `clip`, the mean is that of the clipped
-    directions without their correction, which is the paper's displacement again. So c_i stays bounded.
+    the same number, but the displacement loses digits in float32. In a run with `clip`, a step clips
+    g + c - c_i, and c_i is the mean of the clipped steps minus c - c_i. That is the paper's displacement again. Steps are at
+    most `clip` long, so c_i stays bounded.
     """
 
     lr: float = hp(0.1, "eta_l, local step size", above=0, grid=(0.001, 0.01, 0.1))

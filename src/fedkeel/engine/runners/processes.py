@@ -13,9 +13,10 @@ An exchange goes like this:
 4. Each worker sends one message: which clients failed, and why. Until then the driver sleeps, so it takes no core from
    the workers.
 
-If the server step needs only sums, and the uploads of all clients would take much memory, they share a few places in it. The
-driver then sends each worker one client at a time, in the order of the clients. It adds uploads up in the same order, and
-gives their places to the next clients. Only the driver changes the sums, so a worker that dies cannot damage them.
+If the server step needs only sums, and the uploads of all clients would take much memory, the shared memory has only a
+few places for uploads, and clients reuse them. The driver then sends each worker one client at a time, in the order of the
+clients. It adds uploads up in the same order, and gives their places to the next clients. Only the driver
+changes the sums, so a worker that dies cannot damage them.
 
 A worker that dies is the engine's fault, not the client's: the driver starts a new worker and runs the lost clients again,
 with the same bits. A client fails if its code raises, if its result is not finite, if three workers die in one exchange
@@ -45,11 +46,11 @@ from fedkeel.engine.state.store import Layout, Store, shared_block
 from fedkeel.engine.totals import Totals, room
 from fedkeel.errors import describe
 
-# Places for uploads: one per worker, and more for clients that are done while one before them is not. If clients differ in
-# their steps, that happens often, and with few places workers would stand still.
+# Places for uploads: one per worker, and spare ones. A finished upload keeps its place until all earlier clients are added.
+# If clients differ in their steps, that takes long, and with few places workers would stand still.
 AHEAD, UNEQUAL = 2, 4  # places beside one per worker; places per worker if clients differ in their steps
 DEATHS = 3  # a client on which this many workers die in one exchange is dropped from the round
-FETCHING = 5  # a worker that is between two clients for this many times the timeout is replaced: it is stopped, or stuck
+FETCHING = 5  # a worker that is between two clients for longer than this many timeouts is stuck, and is replaced
 NOTHING = -1  # instead of a position: the worker is between two clients
 
 

@@ -1,19 +1,19 @@
-"""Runs a study: reads complete runs, continues partial ones and starts the others, as many at a time as there is room for.
+"""Runs a study: reuses complete runs, continues partial ones and starts the others, as many at a time as there is room for.
 
 - A branch is one line of the results: a method in a case, run once per seed. If a branch has a grid of values, trials
-  come first and choose among them.
+  come first and choose one of the values.
 - A group is a list of branches that share a search. Most groups have one branch.
 - A wave is a list of runs of one group that do not depend on each other. A group with a search first has waves of
   trials; the scores of one wave may decide what the next one tries. The last wave of a group has the runs that count.
-- `StudyPlan.branch_runs` is a generator per group. It yields the runs of a wave. `send(outcomes)` makes it yield the next
+- `StudyPlan.branch_runs(group)` returns a generator. It yields the runs of a wave. `send(outcomes)` makes it yield the next
   wave. At its end it returns the results of the group.
 
 The scheduler opens the first wave of all groups and puts their runs into one queue, ordered by `StudyRun.turn`. It gives
 runs to a pool while the pool has room. When the last run of a wave has ended, it opens the next wave of that group. The
 study is complete when no wave is open.
 
-A run that fails, or whose process dies, does not stop the others. The same command tries it again, from its checkpoint.
-Ctrl-C stops all runs; the same command continues them. Only an error of the disk stops the whole study.
+A run that fails, or whose process dies, does not stop the others. Run the same command again to retry it from its
+checkpoint. Ctrl-C stops all runs; the same command continues them. Only an error of the disk stops the whole study.
 """
 
 from __future__ import annotations
