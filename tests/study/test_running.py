@@ -84,7 +84,7 @@ def test_reading_a_study_that_is_half_done(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_stops_all_runs_and_the_same_command_goes_on(tmp_path):
     words = [sys.executable, "-c", "from fedkeel.cli.app import main; main()", "compare", "--algorithms", "fedavg,scaffold"]
-    words += ["--seeds", "1", "--rounds", "120", "--jobs", "2", "--engine", "sequential"]
+    words += ["--seeds", "1", "--rounds", "800", "--jobs", "2", "--engine", "sequential"]
     going = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     for _ in range(600):
         if list(tmp_path.glob("runs/compare/*/metrics.jsonl")):
