@@ -185,7 +185,7 @@ def test_ladders_end_where_a_value_makes_no_sense():
 
 
 def test_fedlada_begins_with_longer_steps_the_smaller_alpha_is():
-    """alpha multiplies its local direction, so the best lr grows with 1 / alpha (results/lada-joint)."""
+    """alpha multiplies its local direction, so the best lr grows with 1 / alpha."""
     fed = fk.load("digits").split("iid", clients=6)
     for alpha, first in ((0.05, 0.02), (1.0, 0.001)):
         study = Study.read(TASK | {"methods": {"fedlada": {"alpha": alpha}}, "seeds": 1})
